@@ -1,0 +1,90 @@
+"""Run ``torch.distributed`` test suites on a pool of reused worker processes.
+
+Change the parent class of a suite from torch's ``MultiProcessTestCase`` to
+``MultiProcContinuousTest``, or put ``ContinuousMixin`` before a class derived from it::
+
+    from torchcontinuous import MultiProcContinuousTest
+
+    class TestAllReduce(MultiProcContinuousTest):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_sum(self): ...
+
+Where things are, each layer importing only from those above it:
+
+====== =================================== ==================================================
+layer  module                              holds
+====== =================================== ==================================================
+0      ``errors``, ``_settings``,          public exceptions and warnings; environment
+       ``_report``, ``_torch_api``         variables; reports and verdict; torch's private names
+1      ``_messages``                       the wire's dataclasses
+2      ``_channel``                        send and receive, with deadlines
+3      ``_context``, ``_output``,          what a fresh interpreter takes over; captured output;
+       ``_process_group``                  a worker's process groups
+4      ``_single``                         one test on one rank
+5      ``_worker``                         a worker's loop
+6      ``_nursery``, ``_processes``,       the fork server; processes as their supervisor sees
+       ``_launcher``                       them; starting workers
+7      ``_pool``                           supervision
+8      ``_rerun``, ``testcase``            the unittest adapter
+====== =================================== ==================================================
+
+Importing this package does not import torch; using one of the test classes does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchcontinuous._version import __version__
+from torchcontinuous.errors import (
+    ChannelError,
+    ConfigurationError,
+    MissingTorchNameError,
+    RankWarning,
+    StartError,
+    StateLeakError,
+    StateLeakWarning,
+    TorchContinuousError,
+    UnreachableClassError,
+    WorkerAssertionError,
+    WorkerError,
+)
+
+if TYPE_CHECKING:
+    from torchcontinuous.testcase import ContinuousMixin, MultiProcContinuousTest, isolated
+
+__all__ = [
+    "ChannelError",
+    "ConfigurationError",
+    "ContinuousMixin",
+    "MissingTorchNameError",
+    "MultiProcContinuousTest",
+    "RankWarning",
+    "StartError",
+    "StateLeakError",
+    "StateLeakWarning",
+    "TorchContinuousError",
+    "UnreachableClassError",
+    "WorkerAssertionError",
+    "WorkerError",
+    "__version__",
+    "isolated",
+]
+
+_IN_TESTCASE = frozenset({"ContinuousMixin", "MultiProcContinuousTest", "isolated"})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IN_TESTCASE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torchcontinuous import _launcher
+
+    if _launcher.may_start():
+        # It imports torch beside this process, which is about to do the same.
+        _launcher.launcher().start_early()
+    from torchcontinuous import testcase
+
+    return getattr(testcase, name)

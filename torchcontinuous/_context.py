@@ -1,0 +1,142 @@
+"""What a fresh interpreter takes over from its parent, taken over by a worker that lives on.
+
+Stock's workers see the parent's environment, working directory, ``sys.path``, ``sys.argv`` and
+umask as they are when the test spawns. The parent captures them then; a worker applies the
+differences before the test. (Differences only: C++ threads may call ``getenv`` meanwhile.)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import process, spawn
+from typing import Any
+
+from torchcontinuous._messages import ProcessContext
+
+#: What stock's ``run_test`` sets in each worker; C++ reads it once, at its first error, so that it
+#: has to be there from the start.
+WORKER_ENVIRONMENT = {"TORCH_SHOW_CPP_STACKTRACES": "1"}
+
+
+def capture_context() -> ProcessContext:
+    """This process's context, as a child started now would see it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:
+        directory = None
+    return ProcessContext(
+        {**os.environ, **WORKER_ENVIRONMENT}, directory, tuple(sys.path), tuple(sys.argv), umask
+    )
+
+
+def apply_context(context: ProcessContext) -> None:
+    """Make this process's context equal to ``context``."""
+    apply_environment(context.environ)
+    if context.directory is not None:
+        os.chdir(context.directory)
+    # The lists themselves are kept: code holds on to them.
+    if sys.path != list(context.path):
+        sys.path[:] = context.path
+    if sys.argv != list(context.argv):
+        sys.argv[:] = context.argv
+    os.umask(context.umask)
+
+
+def apply_environment(environ: Mapping[str, str]) -> None:
+    """Set, change and delete environment variables where they differ from ``environ``."""
+    current = dict(os.environ)
+    if current == environ:
+        return
+    for name in current.keys() - environ.keys():
+        del os.environ[name]
+    for name, value in environ.items():
+        if current.get(name) != value:
+            os.environ[name] = value
+
+
+def capture_preparation() -> dict[str, Any]:
+    """What ``multiprocessing.spawn`` would prepare a fresh interpreter with, fit to be sent."""
+    data = spawn.get_preparation_data("process 0")
+    data["authkey"] = bytes(data["authkey"])
+    return data
+
+
+def apply_preparation(data: Mapping[str, Any], name: str) -> None:
+    """Prepare this process as a fresh interpreter; this imports the parent's ``__main__``."""
+    # A class of the parent's __main__ is looked up in the copy that this makes.
+    process.current_process()._inheriting = True  # type: ignore[attr-defined]
+    try:
+        spawn.prepare({**data, "name": name})
+    finally:
+        del process.current_process()._inheriting  # type: ignore[attr-defined]
+
+
+def reseed() -> None:
+    """Seed Python's and numpy's generators afresh, as in a process that has just started."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+class _NotingEnviron(type(os.environ)):  # type: ignore[misc]
+    """``os.environ`` that notes which names are looked up. Going through all of them, to hand
+    them on to a child process, say, is not a look-up."""
+
+    noted: set[str]
+    _passed_by: object = None
+
+    def __getitem__(self, name: str) -> str:
+        if name != self._passed_by:
+            self.noted.add(name)
+        return str(super().__getitem__(name))
+
+    def __contains__(self, name: object) -> bool:
+        self.noted.add(str(name))
+        return bool(super().__contains__(name))
+
+    def __iter__(self) -> Iterator[str]:
+        for name in super().__iter__():
+            self._passed_by = name
+            yield name
+        self._passed_by = None
+
+
+Reads = dict[str, tuple[str | None, str | None]]
+
+
+@contextmanager
+def noted_reads() -> Iterator[Reads]:
+    """Collect the environment variables that Python code looks up (or changes) meanwhile.
+
+    At the end the mapping holds each one's value before and after (None: not set).
+    """
+    original = os.environ.__class__
+    before = dict(os.environ)
+    reads: Reads = {}
+    noted: set[str] = set()
+    os.environ.__class__ = _NotingEnviron
+    os.environ.noted = noted  # type: ignore[attr-defined]
+    try:
+        yield reads
+    finally:
+        os.environ.__class__ = original
+        os.environ.__dict__.pop("noted", None)
+        os.environ.__dict__.pop("_passed_by", None)
+        after = dict(os.environ)
+        noted |= {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
+        reads.update({name: (before.get(name), after.get(name)) for name in sorted(noted)})
+
+
+def fits(reads: Mapping[str, tuple[str | None, str | None]], environ: Mapping[str, str]) -> bool:
+    """Whether what was imported under ``reads`` would be the same under ``environ``.
+
+    A value that the import itself set counts as well: the parent has imported the same.
+    """
+    return all(environ.get(name) in values for name, values in reads.items())

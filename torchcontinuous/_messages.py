@@ -1,0 +1,159 @@
+"""The wire: what goes between parent and worker, and between parent and nursery.
+
+Every command and reply of a worker carries its *generation* (which set of workers) and, where it
+is about a test, its *sequence number*, so that a late reply is known for what it is. Nothing here
+assumes that the two ends share a machine, except the nursery's messages at the end: those are
+about operating-system processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchcontinuous._report import RankReport
+
+Style = Literal["stock", "class"]
+
+
+@dataclass(frozen=True)
+class ClassReference:
+    """Where workers find a test class: module, that module's file, qualified name."""
+
+    module: str
+    file: str | None
+    qualname: str
+
+
+@dataclass(frozen=True)
+class ProcessContext:
+    """What a fresh interpreter would have taken over from its parent."""
+
+    environ: Mapping[str, str]
+    directory: str | None
+    path: tuple[str, ...]
+    argv: tuple[str, ...]
+    umask: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """The parent's first message to a worker.
+
+    ``preparation`` is what ``multiprocessing.spawn`` prepares a fresh interpreter with, or None
+    where that was done before the fork. ``module`` is imported before the worker says Started.
+    """
+
+    generation: int
+    rank: int
+    world_size: int
+    module: ClassReference
+    context: ProcessContext
+    preparation: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run one test. ``context`` is None where it is the same as for the test before."""
+
+    generation: int
+    sequence: int
+    test_class: ClassReference
+    test_name: str
+    file_name: str
+    style: Style = "stock"
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    context: ProcessContext | None = None
+    rendezvous_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End, with the exit code of the last test. ``full``: as slowly as an interpreter ends."""
+
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker is ready for its first test.
+
+    ``reads``: environment variables that it looked up while it imported the test module itself,
+    with their values before and after.
+    """
+
+    generation: int
+    rank: int
+    reads: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A rank's report of one test."""
+
+    generation: int
+    sequence: int
+    report: RankReport
+
+
+# Between the parent and a nursery or template.
+
+
+@dataclass(frozen=True)
+class ForkTemplate:
+    """Fork a template for ``module``. One descriptor follows: its control connection."""
+
+    module: ClassReference
+    preparation: Mapping[str, Any]
+    context: ProcessContext
+
+
+@dataclass(frozen=True)
+class ForkWorker:
+    """Fork a worker. Its descriptors follow: commands, stdout, stderr, stack dumps."""
+
+    name: str
+    parent_pid: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill the worker ``pid`` and what it started."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class ForkServerReady:
+    """A nursery or template is up.
+
+    ``reads``: environment variables that were read while it imported, with their values before
+    and after (None: not set). ``unsafe``: why it must not fork workers, else None.
+    """
+
+    reads: Mapping[str, tuple[str | None, str | None]]
+    unsafe: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A worker or template was forked. One descriptor follows: its pidfd."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class ForkFailed:
+    """The fork failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker ended."""
+
+    pid: int
+    exit_code: int

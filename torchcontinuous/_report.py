@@ -1,0 +1,203 @@
+"""What one rank reports of a test, and how the ranks' reports become one verdict.
+
+The rules are stock's (``MultiProcessTestCase._check_return_codes``): an exit code 10 of any rank
+is an error, then a rank without an exit code is a time-out, then rank 0's code decides. What stock
+passes over (another rank that died, ranks that disagree on skipping) is noted beside the verdict.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+#: Stock's exit code of a process whose test raised (``MultiProcessTestCase.TEST_ERROR_EXIT_CODE``).
+TEST_ERROR_EXIT_CODE = 10
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of a test, as text: exceptions themselves never cross a process."""
+
+    type_name: str
+    message: str
+    traceback: str
+    is_assertion: bool
+
+
+class Ending(Enum):
+    """How a rank's part in a test ended."""
+
+    REPORTED = "reported"
+    DIED = "died"
+    KILLED = "killed because a peer failed"
+    TIMED_OUT = "timed out"
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank's part in one test.
+
+    ``exit_code`` is what stock's process would have ended with; None while it has not.
+    ``pipe`` holds what the test sent through the pipe that stock hands to ``_run``.
+    ``used_up`` says why the worker must not run another test, or is None.
+    ``stack`` is the rank's Python stack at the time-out, if it could still answer.
+    """
+
+    rank: int
+    ending: Ending
+    exit_code: int | None
+    failure: Failure | None = None
+    skip_reason: str | None = None
+    pipe: tuple[object, ...] = ()
+    used_up: str | None = None
+    stack: str = ""
+
+
+class Outcome(Enum):
+    """A test's outcome; FAILED is unittest's failure, ERROR its error."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The ranks' reports merged. ``notes`` is what stock passes over; ``ranks`` those that failed."""
+
+    outcome: Outcome
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words: ``exit code 3``, ``SIGSEGV (exit code -11)``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"{signal.Signals(-code).name} (exit code {code})"
+    except ValueError:
+        return f"signal {-code} (exit code {code})"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 1`` or ``ranks 0, 2, 3``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def merge(
+    reports: Sequence[RankReport],
+    *,
+    skips: Mapping[int, str],
+    expected: int = 0,
+    unchecked: bool = False,
+    every_rank_counts: bool = False,
+    elapsed: float = 0.0,
+) -> Verdict:
+    """Merge the ranks' reports, ordered by rank, into one verdict by stock's rules.
+
+    Args:
+        skips: skip exit codes and their reasons (torch's ``TEST_SKIPS``).
+        expected: rank 0's declared exit code (``special_return_code_checks``).
+        unchecked: the test declared that no code counts (``skip_return_code_checks``).
+        every_rank_counts: any rank's death is a failure (class style), not only rank 0's.
+        elapsed: seconds since the test was joined.
+    """
+    if not reports:
+        return Verdict(Outcome.PASSED)
+    if any(r.exit_code == TEST_ERROR_EXIT_CODE or r.ending is Ending.TIMED_OUT for r in reports):
+        return _failed(reports, skips, elapsed)
+    if unchecked:
+        return Verdict(Outcome.PASSED)
+    first = reports[0]
+    if first.exit_code in skips:
+        reason = first.skip_reason or skips[first.exit_code]
+        return Verdict(Outcome.SKIPPED, reason, notes=_disagreements(reports, skips))
+    if first.exit_code != expected:
+        wanted = f"Expected exit code {expected} but got {first.exit_code} for rank 0"
+        return _failed(reports, skips, elapsed, wanted)
+    if expected != 0:
+        return Verdict(Outcome.PASSED)
+    if every_rank_counts and any(r.exit_code not in {0, *skips} for r in reports):
+        return _failed(reports, skips, elapsed)
+    return Verdict(Outcome.PASSED, notes=_disagreements(reports, skips))
+
+
+def _disagreements(reports: Sequence[RankReport], skips: Mapping[int, str]) -> tuple[str, ...]:
+    """What stock does not look at, since rank 0's exit code alone decides."""
+    notes = []
+    skipped = [r.rank for r in reports if r.exit_code in skips]
+    others = [r.rank for r in reports if r.exit_code not in skips]
+    if skipped and others:
+        notes.append(f"{name_ranks(skipped)} skipped, {name_ranks(others)} did not")
+    for report in reports[1:]:
+        if report.exit_code not in (0, None) and report.exit_code not in skips:
+            notes.append(f"{_what_happened(report)}, unseen by stock, which asks rank 0 only")
+    return tuple(notes)
+
+
+def _what_happened(report: RankReport) -> str:
+    """One line on a rank that did not end well."""
+    who = f"rank {report.rank}"
+    if report.ending is Ending.KILLED:
+        return f"{who} was killed only because a peer failed"
+    if report.exit_code is None:
+        return f"{who} did not answer"
+    if report.failure is not None:
+        return f"{who} raised {report.failure.type_name}: {report.failure.message}"
+    if report.ending is Ending.DIED:
+        return f"{who} died with {describe_exit(report.exit_code)}"
+    return f"{who} ended with {describe_exit(report.exit_code)}"
+
+
+def _failed(
+    reports: Sequence[RankReport], skips: Mapping[int, str], elapsed: float, wanted: str = ""
+) -> Verdict:
+    """The verdict on a test that failed, and its text."""
+    fine = {0, *skips}
+    failing = [
+        r
+        for r in reports
+        if r.ending is Ending.TIMED_OUT
+        or (r.ending is not Ending.KILLED and r.exit_code not in fine)
+    ] or [reports[0]]
+    ranks = tuple(r.rank for r in failing)
+    parts = [f"failed on {name_ranks(ranks)} of {len(reports)}"]
+    if wanted:
+        parts.append(wanted)
+    for group in _alike([r for r in failing if r.failure is not None]):
+        parts.append(_traceback_part(group))
+    for report in reports:
+        if report.ending is Ending.TIMED_OUT:
+            # Stock's own sentence: suites look for it.
+            sentence = f"Process {report.rank} terminated or timed out after {elapsed} seconds"
+            stack = report.stack or "(no Python stack: the rank did not answer)"
+            parts.append(f"{sentence}\nrank {report.rank} was at:\n{stack}")
+        elif report.failure is None and report.exit_code != 0:
+            parts.append(_what_happened(report))
+    assertion = all(r.failure is not None and r.failure.is_assertion for r in failing)
+    outcome = Outcome.FAILED if assertion else Outcome.ERROR
+    return Verdict(outcome, "\n\n".join(part.rstrip() for part in parts) + "\n", ranks)
+
+
+def _alike(reports: Sequence[RankReport]) -> list[list[RankReport]]:
+    """Group reports that carry the same failure, in order of their first rank."""
+    groups: dict[Failure | None, list[RankReport]] = {}
+    for report in reports:
+        groups.setdefault(report.failure, []).append(report)
+    return list(groups.values())
+
+
+def _traceback_part(group: Sequence[RankReport]) -> str:
+    first = group[0]
+    failure = first.failure
+    assert failure is not None
+    code = first.exit_code
+    # Stock's own sentence, for the first of the ranks that failed alike.
+    sentence = f"Process {first.rank} exited with error code {code} and exception:"
+    ranks = name_ranks([r.rank for r in group])
+    return f"{ranks}: {failure.type_name}\n{sentence}\n{failure.traceback}"

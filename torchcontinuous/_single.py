@@ -1,0 +1,293 @@
+"""Run one test on this rank, as a stock worker would, and report on it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import os
+import socket
+import sys
+import threading
+import traceback
+import types
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torchcontinuous import _process_group, _torch_api
+from torchcontinuous._messages import ClassReference
+from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, Failure, RankReport
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def load_class(reference: ClassReference) -> Any:
+    """Import a test class by its module's name or, where that is not importable, its file."""
+    found: Any = load_module(reference)
+    for name in reference.qualname.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def load_module(reference: ClassReference) -> types.ModuleType:
+    """Import a test module. pytest's ``importlib`` mode gives names that no path leads to."""
+    module = sys.modules.get(reference.module)
+    if module is not None:
+        return module
+    try:
+        spec = importlib.util.find_spec(reference.module)
+    except (ImportError, ValueError):
+        spec = None
+    origin = None if spec is None else spec.origin
+    if reference.file is None or (origin is not None and _same_file(origin, reference.file)):
+        return importlib.import_module(reference.module)
+    return _load_file(reference.module, reference.file)
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _load_file(name: str, file: str) -> types.ModuleType:
+    """Import ``file`` under ``name``, and packages for the parts before its last dot."""
+    package, _, _ = name.rpartition(".")
+    folder = os.path.dirname(os.path.abspath(file))
+    while package:
+        if package not in sys.modules:
+            _load_package(package, folder)
+        package, folder = package.rpartition(".")[0], os.path.dirname(folder)
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {name} from {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _load_package(name: str, folder: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        module = types.ModuleType(name)
+        module.__path__ = [folder]
+        sys.modules[name] = module
+
+
+class TestPipe:
+    """The connection that stock's ``_run`` is given, its other end open and drained.
+
+    Draining starts with the first ``send``: most tests send nothing, and a thread costs more than
+    the rest of the pipe.
+    """
+
+    __test__ = False  # Not a test class, whatever pytest thinks of the name.
+
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+        self._drainer: threading.Thread | None = None
+        if sys.platform == "win32":
+            self._own, self.connection = Pipe()
+            self._start_draining()
+            return
+        own, theirs = socket.socketpair()
+        self._own = Connection(own.detach())
+        self.connection = _DrainedConnection(theirs.detach())
+        self.connection.before_send = self._start_draining
+
+    def _start_draining(self) -> None:
+        if self._drainer is None:
+            self._drainer = threading.Thread(target=self._drain, daemon=True)
+            self._drainer.start()
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self.messages.append(self._own.recv())
+        except Exception:  # End of file, or something that cannot be unpickled.
+            return
+
+    def finish(self) -> tuple[str, ...]:
+        """Close; the texts that were sent, in order (nothing else crosses a process)."""
+        with contextlib.suppress(OSError):
+            self.connection.close()
+        if self._drainer is not None:
+            if sys.platform != "win32":
+                # A child of the test may hold the other end: what was sent is read, then it ends.
+                with contextlib.suppress(OSError):
+                    with socket.socket(fileno=os.dup(self._own.fileno())) as view:
+                        view.shutdown(socket.SHUT_RD)
+            self._drainer.join(timeout=5)
+        with contextlib.suppress(OSError):
+            self._own.close()
+        return tuple(m for m in self.messages if isinstance(m, str))
+
+
+class _DrainedConnection(Connection):  # type: ignore[type-arg]
+    """A real Connection that says when it is about to be written to."""
+
+    before_send: Callable[[], None]
+
+    def send(self, obj: Any) -> None:
+        self.before_send()
+        super().send(obj)
+
+    def send_bytes(self, *arguments: Any, **keywords: Any) -> None:
+        self.before_send()
+        super().send_bytes(*arguments, **keywords)
+
+
+def run_stock_style(
+    load: Callable[[], Any],
+    rank: int,
+    test_name: str,
+    file_name: str,
+    keywords: Mapping[str, Any],
+) -> RankReport:
+    """Call the class's own ``_run`` as stock does, and report how its process would have ended.
+
+    Args:
+        load: brings the worker into its context and returns the test class; what it raises ends
+            the test as it would have ended a stock worker that was starting.
+    """
+    pipe = TestPipe()
+
+    def body() -> None:
+        cls = load()
+        cls._run(rank, test_name, file_name, pipe.connection, **_accepted(cls._run, keywords))
+
+    return _report_on(rank, pipe, body)
+
+
+def run_class_style(
+    load: Callable[[], Any], rank: int, test_name: str, file_name: str
+) -> RankReport:
+    """Run a test of a class whose process group ``load`` has made, if it was not there yet."""
+    pipe = TestPipe()
+
+    def body() -> None:
+        test = load()(test_name)
+        test.rank = rank
+        test.file_name = file_name
+        test.run_test(test_name, pipe.connection)
+
+    return _report_on(rank, pipe, body)
+
+
+def _accepted(function: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that ``function`` takes: copies of stock's ``_run`` may lack ``**kwargs``."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(keywords)
+    return {name: value for name, value in keywords.items() if name in parameters}
+
+
+def _report_on(rank: int, pipe: TestPipe, body: Callable[[], None]) -> RankReport:
+    exit_code, raised = _call(body)
+    messages = pipe.finish()
+    failure = skip_reason = used_up = None
+    if exit_code in _torch_api.test_skips():
+        skip_reason = str(raised) if isinstance(raised, unittest.SkipTest) else None
+    elif exit_code != 0:
+        used_up = "its test failed"
+        if raised is not None:
+            failure = describe(raised)
+        elif exit_code == TEST_ERROR_EXIT_CODE and messages:
+            text = messages[-1]
+            failure = Failure("Exception", text.strip().rpartition("\n")[2], text, False)
+    if used_up is None and _torch_api.started_rpc():
+        used_up = "its test started an RPC agent"
+    return RankReport(
+        rank, Ending.REPORTED, exit_code, failure, skip_reason, messages, used_up=used_up
+    )
+
+
+def _call(body: Callable[[], None]) -> tuple[int, BaseException | None]:
+    """The exit code that a process running ``body`` would have, and the test's own exception."""
+    try:
+        body()
+    except SystemExit as error:
+        # Stock's run_test turns what the test raised into an exit code while handling it.
+        raised = error.__context__
+        if error.code is None:
+            return 0, raised
+        if isinstance(error.code, int):
+            # An exit status has eight bits.
+            return error.code & 0xFF, raised
+        print(error.code, file=sys.stderr)
+        return 1, raised
+    except BaseException as error:
+        return 1, error
+    return 0, None
+
+
+def describe(error: BaseException) -> Failure:
+    """An exception as text, with the test's own lines only."""
+    shown = traceback.TracebackException.from_exception(error)
+    hidden = set(_hidden_frames(error))
+    for exception in _chain(shown):
+        kept = [f for f in exception.stack if (f.filename, f.lineno) not in hidden]
+        if kept:
+            exception.stack = traceback.StackSummary.from_list(kept)
+    text = "".join(shown.format())
+    last = "".join(shown.format_exception_only()).strip()
+    name = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        name = f"{type(error).__module__}.{name}"
+    message = last.removeprefix(name).removeprefix(": ")
+    return Failure(name, message.partition("\n")[0], text, isinstance(error, AssertionError))
+
+
+def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    seen: set[int] = set()
+    pending: list[traceback.TracebackException | None] = [shown]
+    while pending:
+        exception = pending.pop()
+        if exception is None or id(exception) in seen:
+            continue
+        seen.add(id(exception))
+        yield exception
+        pending += [exception.__cause__, exception.__context__]
+        pending += getattr(exception, "exceptions", None) or []
+
+
+def _hidden_frames(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Frames of this package and of stock's harness, and those that unittest hides itself."""
+    stock = _torch_api.stock_test_case()
+    harness = {stock.run_test.__code__, stock._run.__func__.__code__, stock.assertEqual.__code__}
+    harness |= {c for c in stock.join_or_run.__code__.co_consts if isinstance(c, types.CodeType)}
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        exception = pending.pop()
+        if exception is None or id(exception) in seen:
+            continue
+        seen.add(id(exception))
+        pending += [exception.__cause__, exception.__context__]
+        for frame, line in traceback.walk_tb(exception.__traceback__):
+            code = frame.f_code
+            ours = code.co_filename.startswith(_PACKAGE)
+            if ours or code in harness or "__unittest" in frame.f_globals:
+                yield code.co_filename, line
+
+
+def release(report: RankReport) -> RankReport:
+    """After a test that others may follow: take down what the end of a process would have."""
+    try:
+        _process_group.release_leftovers()
+    except BaseException as error:
+        reason = f"its process group could not be destroyed ({type(error).__name__}: {error})"
+        return dataclasses.replace(report, used_up=reason)
+    return report

@@ -1,0 +1,85 @@
+"""The private names of torch that this package leans on, each in one place.
+
+Importing this module does not import torch; calling its functions does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from torchcontinuous.errors import MissingTorchNameError
+
+#: What a stock worker has imported before the test module is; the nursery imports it.
+STOCK_MODULE = "torch.testing._internal.common_distributed"
+
+_OLDEST = "torchcontinuous needs torch 2.6 or newer, with its testing modules"
+
+
+def _require(module: str, name: str, remedy: str = _OLDEST) -> Any:
+    import torch
+
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise MissingTorchNameError(f"{module}.{name}", torch.__version__, remedy) from error
+
+
+def stock_test_case() -> Any:
+    """``MultiProcessTestCase``, the class whose outcomes are to be met."""
+    return _require(STOCK_MODULE, "MultiProcessTestCase")
+
+
+def test_skips() -> dict[int, str]:
+    """Skip exit codes and their reasons."""
+    table = _require(STOCK_MODULE, "TEST_SKIPS")
+    return {skip.exit_code: skip.message for skip in table.values()}
+
+
+def is_sandcastle() -> bool:
+    """Whether a skip in workers passes instead (stock does so on that CI)."""
+    return bool(_require(STOCK_MODULE, "IS_SANDCASTLE"))
+
+
+def test_timeout(test_id: str) -> float:
+    """Stock's time-out for a test, seconds."""
+    return float(_require(STOCK_MODULE, "get_timeout")(test_id))
+
+
+def device_count() -> int:
+    """Accelerators that this process may use; 0 where there are none."""
+    import torch
+
+    if hasattr(torch, "accelerator"):
+        return int(torch.accelerator.device_count())
+    return int(torch.cuda.device_count())
+
+
+def in_bad_fork() -> bool:
+    """Whether an accelerator was initialised or queried before this process was forked."""
+    import torch
+
+    for name in ("cuda", "xpu", "mtia", "hpu"):
+        backend = getattr(torch, name, None)
+        probe = getattr(backend, "_is_in_bad_fork", None)
+        if callable(probe) and probe():
+            return True
+    return False
+
+
+def started_rpc() -> bool:
+    """Whether an RPC agent was started in this process, now or earlier.
+
+    RPC keeps C++ state for the whole process (RRef ids) that nothing resets.
+    """
+    api = sys.modules.get("torch.distributed.rpc.api")
+    return bool(getattr(api, "_ALL_WORKER_NAMES", ()))
+
+
+def reread_debug_level() -> None:
+    """Let c10d take ``TORCH_DISTRIBUTED_DEBUG`` from the environment again."""
+    distributed = sys.modules.get("torch.distributed")
+    reread = getattr(distributed, "set_debug_level_from_env", None)
+    if reread is not None:
+        reread()

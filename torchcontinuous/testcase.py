@@ -1,0 +1,543 @@
+"""The unittest adapter: what a suite derives from.
+
+``ContinuousMixin`` replaces how stock starts and joins a test's processes, and runs a test again
+where it failed in a used worker; all else of the class it is mixed into stays as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import logging
+import os
+import sys
+import tempfile
+import unittest
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from torchcontinuous import _launcher, _output, _process_group, _report, _settings, _torch_api
+from torchcontinuous._messages import ClassReference, Style
+from torchcontinuous._pool import Codes, Job, Pool, Ticket
+from torchcontinuous._rerun import Attempt
+from torchcontinuous._report import Outcome, RankReport, Verdict
+from torchcontinuous.errors import (
+    ConfigurationError,
+    RankWarning,
+    StartError,
+    StateLeakError,
+    StateLeakWarning,
+    UnreachableClassError,
+    WorkerAssertionError,
+    WorkerError,
+)
+
+MultiProcessTestCase = _torch_api.stock_test_case()
+
+logger = logging.getLogger("torchcontinuous")
+
+_ISOLATION_MARK = "_torchcontinuous_isolation"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: Names of earlier tests that a leak warning lists, at most.
+_TESTS_NAMED = 8
+
+
+def isolated(level: str) -> Callable[[_F], _F]:
+    """Give one test method an isolation level of its own: ``@isolated("process")``.
+
+    Raises:
+        ConfigurationError: there is no such level.
+    """
+    _settings.check_isolation(level, "@isolated")
+
+    def mark(function: _F) -> _F:
+        setattr(function, _ISOLATION_MARK, level)
+        return function
+
+    return mark
+
+
+class _Pools:
+    """The pools of this process, by test class and world size: never inherited by a subclass."""
+
+    def __init__(self) -> None:
+        self._pools: dict[type, dict[int, Pool]] = {}
+        self._levels: dict[type, str] = {}
+        self._registered = False
+
+    def get(self, cls: Any, world_size: int) -> Pool:
+        """The class's pool of this size, made if need be; it ends with the class."""
+        starter = _launcher.launcher()
+        if not self._registered:
+            self._registered = True
+            atexit.register(self.close_all)  # Before the launcher's: registered after it.
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self.forget)
+        of_class = self._pools.get(cls)
+        if of_class is None:
+            of_class = self._pools[cls] = {}
+            # tearDownClass may be overridden without a call of super's: cleanups always run.
+            cls.addClassCleanup(self.close, cls)
+        if world_size not in of_class:
+            of_class[world_size] = Pool(starter)
+        return of_class[world_size]
+
+    def close(self, cls: type) -> None:
+        """End a class's workers, and pass on what they wrote since their last test."""
+        for pool in self._pools.pop(cls, {}).values():
+            _replay(pool.close())
+
+    def close_all(self) -> None:
+        """End every worker of this process."""
+        for cls in list(self._pools):
+            self.close(cls)
+
+    def forget(self) -> None:
+        """In a fork of this process: the pools are the parent's."""
+        for of_class in self._pools.values():
+            for pool in of_class.values():
+                pool.forget()
+        self._pools.clear()
+
+    def raised_level(self, cls: type) -> str:
+        """The level at which a class goes on after a leak was found in it."""
+        return self._levels.get(cls, "none")
+
+    def raise_level(self, cls: type) -> None:
+        self._levels[cls] = "process"
+
+
+_pools = _Pools()
+
+
+def _replay(output: list[tuple[bytes, bytes]]) -> None:
+    for rank, (stdout, stderr) in enumerate(output):
+        _output.replay(rank, stdout, sys.stdout)
+        _output.replay(rank, stderr, sys.stderr)
+
+
+def _refer_to(cls: type) -> ClassReference:
+    """How workers find a class.
+
+    Raises:
+        UnreachableClassError: they cannot.
+    """
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    module = sys.modules.get(cls.__module__)
+    if module is None:
+        raise UnreachableClassError(name, f"there is no module {cls.__module__}")
+    found: Any = module
+    for part in cls.__qualname__.split("."):
+        if part == "<locals>":
+            raise UnreachableClassError(name, "it is defined in a function")
+        found = getattr(found, part, None)
+    if found is not cls:
+        raise UnreachableClassError(name, f"that name belongs to {found!r}")
+    file = getattr(module, "__file__", None)
+    if cls.__module__ == "__main__" and file is None:
+        raise UnreachableClassError(name, "its module has no file (an interactive session?)")
+    return ClassReference(cls.__module__, file and os.path.abspath(file), cls.__qualname__)
+
+
+def _check_world_size(cls: type, value: Any) -> int:
+    """A usable number of ranks; -2 means all devices.
+
+    Raises:
+        ConfigurationError: it is negative, or not a whole number.
+        unittest.SkipTest: it is -2, and there are no devices.
+    """
+    setting = f"{cls.__module__}.{cls.__qualname__}.world_size"
+    try:
+        number = int(value)
+        whole = isinstance(value, str) or number == value
+    except (TypeError, ValueError, OverflowError):
+        number, whole = -1, False
+    if number == -2 and whole:
+        number = _torch_api.device_count()
+        if number == 0:
+            raise unittest.SkipTest("No devices available")
+    if number < 0 or not whole:
+        raise ConfigurationError(setting, value, "Give a number of ranks, 0 or more")
+    return number
+
+
+class RankProcess:
+    """One rank of one test, with as much of ``multiprocessing.Process`` as stock's suites use."""
+
+    def __init__(self, test: Any, ticket: Ticket, rank: int) -> None:
+        self._test = test
+        self._ticket = ticket
+        self._rank = rank
+        self.pid = ticket.pids[rank]
+        self.name = f"process {rank}"
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code that the rank's own process would have had; None while it runs.
+
+        While the test is joined by code other than ours (stock's loop, under a class's own
+        ``_join_processes``), asking waits for it: that loop would sleep between its looks.
+        """
+        if self._ticket.reports is None and self._test._continuous_foreign_join:
+            self._test._continuous_collect()
+        if self._ticket.reports is None:
+            return None
+        return self._ticket.reports[self._rank].exit_code
+
+    def is_alive(self) -> bool:
+        """Whether the rank still runs the test."""
+        return self._ticket.reports is None and self._ticket.pool.is_alive(self._rank)
+
+    def terminate(self) -> None:
+        """End the rank's process, if it still runs the test."""
+        if self._ticket.reports is None:
+            self._ticket.pool.terminate(self._rank)
+
+    kill = terminate
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the test, whose own time-out bounds this."""
+        if self._ticket.reports is None:
+            self._test._continuous_collect()
+
+
+class RankPipe:
+    """The parent's end of the pipe that the rank's ``_run`` was given."""
+
+    def __init__(self, ticket: Ticket, rank: int) -> None:
+        self._ticket = ticket
+        self._rank = rank
+        self._read = 0
+        self.closed = False
+
+    def _messages(self) -> list[Any]:
+        if self._ticket.reports is None:
+            return []
+        report = self._ticket.reports[self._rank]
+        messages: list[Any] = list(report.pipe)
+        if not messages and report.failure is not None:
+            messages.append(report.failure.traceback)
+        if report.stack:
+            messages.append(report.stack)
+        return messages
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Whether there is a message."""
+        return self._read < len(self._messages())
+
+    def recv(self) -> Any:
+        """The next message; EOFError if there is none."""
+        messages = self._messages()
+        if self._read >= len(messages):
+            raise EOFError
+        self._read += 1
+        return messages[self._read - 1]
+
+    def send(self, message: object) -> None:
+        """Stock asks for a traceback in this way; a late rank's is there already."""
+
+    def close(self) -> None:
+        """Close; harmless when repeated."""
+        self.closed = True
+
+
+class ContinuousMixin:
+    """Runs a stock suite's tests on reused workers: ``class Foo(ContinuousMixin, StockSubclass)``.
+
+    Attributes:
+        isolation: ``"none"`` (workers are reused for the class) or ``"process"`` (each test has
+            workers of its own). The strictest of this, ``@isolated`` on the method, and
+            ``TORCHCONTINUOUS_ISOLATION`` counts.
+    """
+
+    isolation: str = "none"
+
+    _continuous_ticket: Ticket | None = None
+    _continuous_foreign_join = False
+    _continuous_started = False
+    _continuous_failed = False
+    _continuous_level: str | None = None
+
+    # Starting
+
+    def _start_processes(self: Any, proc: Any) -> None:
+        self._continuous_started = True
+        if not _is_plain(proc):
+            # The class gives its processes arguments of its own: stock's way is the only one.
+            logger.debug("%s starts processes of its own kind: left to stock", self.id())
+            super()._start_processes(proc)  # type: ignore[misc]
+            return
+        self._continuous_dispatch("stock", _check_world_size(type(self), self.world_size))
+
+    def _continuous_dispatch(self: Any, style: Style, world_size: int) -> None:
+        self.processes = []
+        if world_size == 0:
+            return
+        cls = type(self)
+        job = Job(
+            _refer_to(cls),
+            self._current_test_name(),
+            self.file_name,
+            world_size,
+            style,
+            fresh=self._continuous_isolation() == "process",
+            keywords={"fake_pg": getattr(self, "fake_pg", False)},
+        )
+        ticket = _pools.get(cls, world_size).dispatch(job)
+        self._continuous_ticket = ticket
+        # setUp may raise from here on, and tearDown may leave super out.
+        self.addCleanup(self._continuous_cancel)
+        self.processes = [RankProcess(self, ticket, rank) for rank in range(world_size)]
+        for process in self.processes:
+            self.pid_to_pipe[process.pid] = RankPipe(ticket, process._rank)
+
+    def _continuous_isolation(self: Any) -> str:
+        cls = type(self)
+        method = getattr(cls, self._testMethodName, None)
+        setting = f"{cls.__module__}.{cls.__qualname__}.isolation"
+        levels = {
+            _settings.check_isolation(cls.isolation, setting),
+            _settings.isolation() or "none",
+            getattr(method, _ISOLATION_MARK, "none"),
+            _pools.raised_level(cls),
+            self._continuous_level or "none",
+        }
+        return max(levels, key=_settings.LEVELS.index)
+
+    def _continuous_cancel(self: Any) -> None:
+        """After the test: give up what was dispatched and never joined."""
+        ticket = self._continuous_ticket
+        if ticket is not None and ticket.reports is None:
+            _replay(ticket.pool.cancel())
+
+    # Joining
+
+    def _join_processes(self: Any, fn: Any) -> None:
+        if self._continuous_ticket is None:
+            super()._join_processes(fn)  # type: ignore[misc]
+            return
+        self._continuous_codes = self._continuous_declared(fn)
+        try:
+            if super()._join_processes.__func__ is not MultiProcessTestCase._join_processes:  # type: ignore[misc]
+                self._continuous_foreign_join = True
+                super()._join_processes(fn)  # type: ignore[misc]
+                return
+            self._continuous_collect()
+            if type(self)._check_return_codes is MultiProcessTestCase._check_return_codes:
+                self._continuous_judge(fn)
+            else:
+                self._check_return_codes(fn, self._continuous_ticket.elapsed)
+        except unittest.SkipTest:
+            raise
+        except Exception:
+            self._continuous_failed = True
+            raise
+
+    def _continuous_declared(self: Any, fn: Any) -> Codes:
+        """What the test declared about exit codes, keyed as stock keys it."""
+        special = getattr(self, "special_return_code_checks", {})
+        return Codes(
+            expected=special.get(fn, 0),
+            unchecked=fn in getattr(self, "skip_return_code_checks", ()),
+            every_rank_counts=self._continuous_ticket.job.style == "class",
+            skips=frozenset(_torch_api.test_skips()),
+        )
+
+    def _continuous_collect(self: Any) -> None:
+        """Wait for the test's reports, and pass its output on."""
+        ticket: Ticket = self._continuous_ticket
+        try:
+            ticket.pool.collect(
+                ticket, _torch_api.test_timeout(self.id()), self._continuous_codes
+            )
+        finally:
+            _replay(ticket.output)
+
+    def _continuous_judge(self: Any, fn: Any) -> None:
+        """Raise what the test's verdict calls for."""
+        ticket: Ticket = self._continuous_ticket
+        reports: list[RankReport] = ticket.reports or []
+        codes: Codes = self._continuous_codes
+        verdict = _report.merge(
+            reports,
+            skips=_torch_api.test_skips(),
+            expected=codes.expected,
+            unchecked=codes.unchecked,
+            every_rank_counts=codes.every_rank_counts,
+            elapsed=ticket.elapsed,
+        )
+        if ticket.lost:
+            raise StartError(f"{self.id()}: the nursery died, and its workers with it")
+        self._continuous_pass_on(verdict)
+        if verdict.outcome is Outcome.SKIPPED and not _torch_api.is_sandcastle():
+            raise unittest.SkipTest(verdict.text)
+        if verdict.outcome is Outcome.FAILED:
+            raise WorkerAssertionError(f"{self.id()} {verdict.text}", verdict.ranks)
+        if verdict.outcome is Outcome.ERROR:
+            raise WorkerError(f"{self.id()} {verdict.text}", verdict.ranks)
+
+    def _continuous_pass_on(self: Any, verdict: Verdict) -> None:
+        """Warn of what stock passes over, or fail for it where that was asked for."""
+        if not verdict.notes:
+            return
+        text = f"{self.id()}: {'; '.join(verdict.notes)}"
+        if _settings.strict():
+            raise WorkerAssertionError(text)
+        warnings.warn(text, RankWarning, stacklevel=4)
+
+    # Running, and running again
+
+    def run(self: Any, result: Any = None) -> Any:
+        """Run the test; again, whole and in fresh workers, if it failed in used ones."""
+        if result is None:
+            result = self.defaultTestResult()
+            result.startTestRun()
+            try:
+                return self.run(result)
+            finally:
+                result.stopTestRun()
+        given = dict(self.__dict__)
+        last = Attempt(result, self)
+        leak = None
+        try:
+            self._continuous_attempt(last)
+            ticket = self._continuous_ticket
+            # A suite whose set-up is wrong is told so once, not again at "process" level.
+            if ticket is not None and self._continuous_failed and (
+                ticket.lost or (ticket.ran_before and not ticket.job.fresh)
+            ):
+                again = self._continuous_successor(given)
+                last = Attempt(result, self, first=False)
+                last._stopped = True
+                again._continuous_attempt(last)
+                if not again._continuous_failed and not ticket.lost:
+                    leak = self._continuous_leak(ticket)
+        finally:
+            last.deliver(instead_of_success=leak)
+        return result
+
+    def _continuous_attempt(self: Any, attempt: Attempt) -> None:
+        try:
+            super().run(attempt)  # type: ignore[misc]
+        finally:
+            _remove_temporary(getattr(self, "file_name", None))
+
+    def _continuous_successor(self: Any, given: dict[str, Any]) -> Any:
+        """A new instance for the second attempt, with what the runner had put on the first."""
+        again = type(self)(self._testMethodName)
+        for name, value in given.items():
+            again.__dict__.setdefault(name, value)
+        again._continuous_level = "process"
+        return again
+
+    def _continuous_leak(self: Any, ticket: Ticket) -> Any:
+        """Report that state leaked into the test; exception information where that is a failure."""
+        _pools.raise_level(type(self))
+        before = ticket.ran_before
+        named = ", ".join(before[-_TESTS_NAMED:])
+        if len(before) > _TESTS_NAMED:
+            named = f"{len(before) - _TESTS_NAMED} others, then {named}"
+        text = (
+            f"{self.id()} failed in used workers and passed in fresh ones: state leaked into it. "
+            f"These ran there before: {named}. The rest of the class runs at level 'process'"
+        )
+        first = "\n\nThe failure in used workers:\n" + _report.merge(
+            ticket.reports or [], skips=_torch_api.test_skips(), elapsed=ticket.elapsed
+        ).text
+        try:
+            if _settings.strict():
+                raise StateLeakError(text + first)
+            warnings.warn(text, StateLeakWarning, stacklevel=3)
+        except (StateLeakError, StateLeakWarning):
+            return sys.exc_info()
+        return None
+
+
+def _is_plain(proc: Any) -> bool:
+    """Whether ``_start_processes`` was given one of multiprocessing's own process classes."""
+    return inspect.isclass(proc) and issubclass(proc, get_context("spawn").Process.__mro__[1])
+
+
+def _remove_temporary(name: object) -> None:
+    """Remove the file that stock's setUp makes and leaves; nothing that could be the user's."""
+    if not isinstance(name, str):
+        return
+    folder, base = os.path.split(name)
+    if folder == tempfile.gettempdir() and base.startswith(tempfile.gettempprefix()):
+        with contextlib.suppress(OSError):
+            os.remove(name)
+
+
+class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: ignore[misc]
+    """``MultiProcessTestCase`` on reused workers.
+
+    A class whose tests are spawned (``self._spawn_processes()`` in setUp) runs as it does on
+    stock. One that never spawns is of torch's continuous style: a process group stands before the
+    test's body, made once for the class by ``_init_pg`` and shared by its tests.
+
+    Attributes:
+        timeout: of the class's process group.
+        pg: in workers, the class's process group.
+        rdvz_file: in workers, the file by which the class's ranks met.
+    """
+
+    timeout: timedelta = timedelta(seconds=120)
+    pg: Any = None
+    rdvz_file: str | None = None
+
+    @classmethod
+    def backend_str(cls) -> str | None:
+        """The process group's backend; None takes the device's own (gloo on a CPU)."""
+        return None
+
+    @classmethod
+    def device_type(cls) -> str:
+        """The kind of device that tests use."""
+        import torch
+
+        accelerator = getattr(torch, "accelerator", None)
+        current = accelerator.current_accelerator() if accelerator is not None else None
+        if current is not None and _torch_api.device_count() > 0:
+            return str(current.type)
+        return "cpu"
+
+    @classmethod
+    def opts(cls) -> Any:
+        """The process group's backend options."""
+        return None
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        import torch.distributed as dist
+
+        os.environ["LOCAL_RANK"] = str(rank)
+        dist.init_process_group(
+            backend=cls.backend_str() or dist.get_default_backend_for_device(cls.device_type()),
+            world_size=world_size,
+            rank=rank,
+            store=dist.FileStore(rdvz_file, world_size),
+            pg_options=cls.opts(),
+            timeout=cls.timeout,
+        )
+        cls.pg = dist.group.WORLD
+
+    @property
+    def destroy_pg_upon_exit(self) -> bool:
+        """As in stock, but a class's own group outlives the test."""
+        return type(self).pg is None
+
+    def _join_processes(self, fn: Any) -> None:
+        if not self._continuous_started:
+            cls = type(self)
+            size = inspect.getattr_static(cls, "world_size", None)
+            default = size is inspect.getattr_static(MultiProcessTestCase, "world_size")
+            backend = cls.backend_str()
+            _process_group.check_backend(f"{cls.__module__}.{cls.__qualname__}", backend)
+            wanted = -2 if default else self.world_size
+            self._continuous_dispatch("class", _check_world_size(cls, wanted))
+        super()._join_processes(fn)
