@@ -93,12 +93,13 @@ class _NotingEnviron(type(os.environ)):  # type: ignore[misc]
     _passed_by: object = None
 
     def __getitem__(self, name: str) -> str:
-        if name != self._passed_by:
+        if name != self._passed_by and isinstance(name, str):  # (os.get_exec_path asks in bytes.)
             self.noted.add(name)
         return str(super().__getitem__(name))
 
     def __contains__(self, name: object) -> bool:
-        self.noted.add(str(name))
+        if isinstance(name, str):
+            self.noted.add(name)
         return bool(super().__contains__(name))
 
     def __iter__(self) -> Iterator[str]:

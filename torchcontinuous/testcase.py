@@ -40,6 +40,9 @@ MultiProcessTestCase = _torch_api.stock_test_case()
 
 logger = logging.getLogger("torchcontinuous")
 
+#: unittest's runner leaves the frames of modules with this name out of a failure's traceback.
+__unittest = True
+
 _ISOLATION_MARK = "_torchcontinuous_isolation"
 _F = TypeVar("_F", bound=Callable[..., Any])
 

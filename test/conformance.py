@@ -1,0 +1,103 @@
+"""Run the suites in torch's wheel on reused workers, and compare with what stock gives.
+
+``python -m test.conformance [--suite distributed|rpc] [--isolation none|process]`` runs each
+suite at each level (about ten minutes in all on two idle cores), prints every outcome that is not
+stock's, and exits with 1 if there is one. What stock gives is data: ``test/data/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SUITES = {
+    "distributed": ("distributed_gloo", "distributed_test_gloo_ws3.json"),
+    "rpc": ("rpc_tensorpipe", "rpc_tensorpipe.json"),
+}
+LEVELS = ("none", "process")
+
+#: Seconds after which a whole suite is given up.
+SUITE_TIMEOUT = 1800
+
+
+def outcomes(report: Path) -> dict[str, str]:
+    """Outcome by ``Class.test``, from a JUnit report."""
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        children = {child.tag for child in case}
+        outcome = "failed" if children & {"failure", "error"} else "passed"
+        if "skipped" in children:
+            outcome = "skipped"
+        name = f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}"
+        found[name] = outcome
+    return found
+
+
+def run(suite: str, level: str, folder: Path, select: str = "") -> tuple[dict[str, str], float]:
+    """Run one suite at one level; outcomes and seconds."""
+    for name in ("barrier", "test_dir", "init_dir"):
+        (folder / "temp" / name).mkdir(parents=True, exist_ok=True)
+    report = folder / f"{suite}-{level}.xml"
+    environ = {
+        **os.environ,
+        "BACKEND": "gloo",
+        "WORLD_SIZE": "3",
+        "INIT_METHOD": "env://",
+        "MASTER_ADDR": "127.0.0.1",
+        "TEMP_DIR": str(folder / "temp"),
+        "TORCHCONTINUOUS_ISOLATION": level,
+        "PYTHONPATH": str(HERE.parent),
+    }
+    if suite == "rpc":
+        del environ["WORLD_SIZE"]
+    file = HERE / "suites" / f"{SUITES[suite][0]}.py"
+    command = [sys.executable, "-m", "pytest", "-q", str(file), f"--junitxml={report}"]
+    command += ["-p", "no:cacheprovider", "--tb=short", "--no-header", "-rN", "--show-capture=no"]
+    command += ["-k", select] if select else []
+    began = time.monotonic()
+    subprocess.run(
+        command, env=environ, cwd=HERE.parent, timeout=SUITE_TIMEOUT, stdout=sys.stderr, check=False
+    )
+    return outcomes(report), time.monotonic() - began
+
+
+def compare(suite: str, level: str, select: str = "") -> int:
+    """Run, print what differs from stock, return how much does."""
+    stock = json.loads((HERE / "data" / SUITES[suite][1]).read_text())["tests"]
+    with tempfile.TemporaryDirectory() as folder:
+        ours, seconds = run(suite, level, Path(folder), select)
+    expected = {name: stock[name] for name in ours if name in stock} if select else stock
+    names = sorted(expected.keys() | ours.keys())
+    wrong = [n for n in names if expected.get(n) != ours.get(n)]
+    for name in wrong:
+        print(f"  {name}: stock {expected.get(name)}, here {ours.get(name)}")
+    same = len(names) - len(wrong)
+    print(f"{suite} at level {level!r}: {same} of {len(names)} outcomes as stock's, {seconds:.0f} s")
+    sys.stdout.flush()
+    return len(wrong)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--suite", choices=SUITES, action="append")
+    parser.add_argument("--isolation", choices=LEVELS, action="append")
+    parser.add_argument("-k", dest="select", default="", help="pytest's -k: only some tests")
+    arguments = parser.parse_args()
+    wrong = sum(
+        compare(suite, level, arguments.select)
+        for suite in arguments.suite or SUITES
+        for level in arguments.isolation or LEVELS
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Modules import only from the layers above them, and torch only where it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import torchcontinuous
+
+PACKAGE = Path(torchcontinuous.__file__).parent
+
+LAYERS = {
+    "_version": 0, "errors": 0, "_settings": 0, "_report": 0, "_torch_api": 0,
+    "_messages": 1,
+    "_channel": 2,
+    "_context": 3, "_output": 3, "_process_group": 3,
+    "_single": 4,
+    "_worker": 5,
+    "_nursery": 6, "_processes": 6, "_launcher": 6,
+    "_pool": 7,
+    "_rerun": 8, "testcase": 8,
+    "__init__": 9,
+}  # fmt: skip
+
+#: Within a layer: who may import whom.
+WITHIN = {
+    ("_settings", "errors"), ("_torch_api", "errors"),
+    ("_processes", "_nursery"), ("_launcher", "_nursery"), ("_launcher", "_processes"),
+    ("testcase", "_rerun"),
+}  # fmt: skip
+
+
+def imported(module):
+    """The package's modules that a module imports, anywhere in its text."""
+    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcontinuous"):
+            _, _, name = (node.module or "").partition(".")
+            yield from [name] if name else [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (
+                alias.name.partition(".")[2]
+                for alias in node.names
+                if alias.name.startswith("torchcontinuous")
+            )
+
+
+def test_every_module_has_a_layer():
+    assert {path.stem for path in PACKAGE.glob("*.py")} == set(LAYERS)
+
+
+def test_imports_go_downwards():
+    wrong = [
+        f"{module} imports {name}"
+        for module, layer in LAYERS.items()
+        for name in imported(module)
+        if not (LAYERS[name] < layer or (module, name) in WITHIN)
+    ]
+    assert wrong == []
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, torchcontinuous; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
