@@ -80,7 +80,9 @@ def compare(suite: str, level: str, select: str = "") -> int:
     for name in wrong:
         print(f"  {name}: stock {expected.get(name)}, here {ours.get(name)}")
     same = len(names) - len(wrong)
-    print(f"{suite} at level {level!r}: {same} of {len(names)} outcomes as stock's, {seconds:.0f} s")
+    print(
+        f"{suite} at level {level!r}: {same} of {len(names)} outcomes as stock's, {seconds:.0f} s"
+    )
     sys.stdout.flush()
     return len(wrong)
 

@@ -45,8 +45,9 @@ def test_round_trip(context, tmp_path):
 def test_only_differences_are_applied(context, monkeypatch):
     taken = _context.capture_context()
     _context.apply_context(taken)
-    monkeypatch.setattr(os, "putenv", None)  # Anything applied would fail.
-    _context.apply_context(taken)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(os.environ), "__setitem__", None)  # Anything applied would fail.
+        _context.apply_context(taken)
 
 
 def test_reads_are_noted(monkeypatch):

@@ -17,8 +17,8 @@ LAYERS = {
     "_single": 4,
     "_worker": 5,
     "_nursery": 6, "_processes": 6, "_launcher": 6,
-    "_pool": 7,
-    "_rerun": 8, "testcase": 8,
+    "_generation": 7, "_pool": 7,
+    "_handles": 8, "_rerun": 8, "testcase": 8,
     "__init__": 9,
 }  # fmt: skip
 
@@ -26,7 +26,8 @@ LAYERS = {
 WITHIN = {
     ("_settings", "errors"), ("_torch_api", "errors"),
     ("_processes", "_nursery"), ("_launcher", "_nursery"), ("_launcher", "_processes"),
-    ("testcase", "_rerun"),
+    ("_pool", "_generation"),
+    ("testcase", "_rerun"), ("testcase", "_handles"),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torchcontinuous._report import (
 )
 
 SKIPS = {86: "generic", 75: "Need at least 1 CUDA device"}
-ASSERTION = Failure("AssertionError", "1 != 2", "Traceback: the lines\nAssertionError: 1 != 2\n", True)
+ASSERTION = Failure("AssertionError", "1 != 2", "Traceback: the lines\n", True)
 ERROR = Failure("ValueError", "bad", "Traceback: other lines\nValueError: bad\n", False)
 
 

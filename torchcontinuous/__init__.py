@@ -27,8 +27,9 @@ layer  module                              holds
 5      ``_worker``                         a worker's loop
 6      ``_nursery``, ``_processes``,       the fork server; processes as their supervisor sees
        ``_launcher``                       them; starting workers
-7      ``_pool``                           supervision
-8      ``_rerun``, ``testcase``            the unittest adapter
+7      ``_generation``, ``_pool``          supervision
+8      ``_handles``, ``_rerun``,           the unittest adapter
+       ``testcase``
 ====== =================================== ==================================================
 
 Importing this package does not import torch; using one of the test classes does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -129,8 +130,5 @@ class Channel:
         """Close this end; harmless when repeated."""
         if self._connection.closed:
             return
-        try:
+        with contextlib.suppress(OSError):  # A test closed the descriptor under us.
             self._connection.close()
-        except OSError:
-            # A test closed the descriptor under us.
-            pass

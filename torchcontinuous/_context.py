@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import process, spawn
 from typing import Any
@@ -90,10 +90,13 @@ class _NotingEnviron(type(os.environ)):  # type: ignore[misc]
     them on to a child process, say, is not a look-up."""
 
     noted: set[str]
-    _passed_by: object = None
+    _handed_on: Sequence[object] = ()
 
     def __getitem__(self, name: str) -> str:
-        if name != self._passed_by and isinstance(name, str):  # (os.get_exec_path asks in bytes.)
+        # dict(os.environ) takes all names, then each value in that order.
+        if self._handed_on and self._handed_on[-1] == name:
+            self._handed_on = self._handed_on[:-1]
+        elif isinstance(name, str):  # (os.get_exec_path asks in bytes.)
             self.noted.add(name)
         return str(super().__getitem__(name))
 
@@ -103,10 +106,9 @@ class _NotingEnviron(type(os.environ)):  # type: ignore[misc]
         return bool(super().__contains__(name))
 
     def __iter__(self) -> Iterator[str]:
-        for name in super().__iter__():
-            self._passed_by = name
-            yield name
-        self._passed_by = None
+        names = list(super().__iter__())
+        self._handed_on = names[::-1]
+        return iter(names)
 
 
 Reads = dict[str, tuple[str | None, str | None]]
@@ -129,7 +131,7 @@ def noted_reads() -> Iterator[Reads]:
     finally:
         os.environ.__class__ = original
         os.environ.__dict__.pop("noted", None)
-        os.environ.__dict__.pop("_passed_by", None)
+        os.environ.__dict__.pop("_handed_on", None)
         after = dict(os.environ)
         noted |= {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
         reads.update({name: (before.get(name), after.get(name)) for name in sorted(noted)})

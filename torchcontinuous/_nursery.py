@@ -132,11 +132,9 @@ def _serve_and_leave(channel: Channel) -> NoReturn:
 
 def _exit_quickly(exit_code: int) -> NoReturn:
     """End as an interpreter ends, less the taking apart of every module (0.2 s for torch's)."""
-    try:
+    with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-    except BaseException:  # noqa: S110
-        pass
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

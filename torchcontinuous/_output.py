@@ -8,6 +8,7 @@ wait for.)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import deque
@@ -70,10 +71,9 @@ class Capture:
         self.descriptor, self.write_end = os.pipe()
         os.set_blocking(self.descriptor, False)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
-            try:
+            # A user's share of pipe memory may be used up: the default size does, too.
+            with contextlib.suppress(OSError):
                 fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-            except OSError:
-                pass  # A user's share of pipe memory is used up: the default size does.
         self._kept = HeadAndTail()
 
     def fileno(self) -> int:
@@ -114,13 +114,15 @@ def redirect(stdout: int, stderr: int) -> None:
     for descriptor, target in ((stdout, 1), (stderr, 2)):
         os.dup2(descriptor, target, inheritable=True)
         os.close(descriptor)
-    sys.stdout = sys.__stdout__ = _text_stream(1)
-    sys.stderr = sys.__stderr__ = _text_stream(2)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = _text_stream(descriptor)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _text_stream(descriptor: int) -> TextIO:
     # As an interpreter makes them for a pipe: stderr by the line.
-    return open(  # noqa: SIM115
+    return open(
         descriptor,
         "w",
         encoding="utf-8",
@@ -133,10 +135,8 @@ def _text_stream(descriptor: int) -> TextIO:
 def flush() -> None:
     """Flush Python's standard streams, whatever a test has put there."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(Exception):  # Closed, or not a stream at all.
             stream.flush()
-        except Exception:  # noqa: S110
-            pass  # Closed, or not a stream at all.
 
 
 def replay(rank: int, data: bytes, stream: TextIO) -> None:

@@ -1,52 +1,29 @@
 """Supervision: the workers of one class, generation after generation.
 
-A *generation* is a set of workers that started together, one a rank. Collectives tie them
-together, so a broken rank breaks its generation, and the next test gets a new one.
+Collectives tie ranks together, so a broken rank breaks its generation, and the next test gets a
+new one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import os
-import pickle
-import selectors
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from multiprocessing.connection import wait as wait_for_handles
-from typing import Any
 
-from torchcontinuous import _context, _settings
-from torchcontinuous._launcher import Crew, Launcher, Member
-from torchcontinuous._messages import (
-    ClassReference,
-    Exit,
-    Finished,
-    ProcessContext,
-    Run,
-    Started,
-    Style,
-)
+from torchcontinuous import _context
+from torchcontinuous._generation import EXIT_SECONDS, Generation, Job
+from torchcontinuous._launcher import Launcher
+from torchcontinuous._messages import ProcessContext
 from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, RankReport
-from torchcontinuous.errors import ChannelError
 
 #: Once the outcome is settled (a rank raised), how long its peers may still report what they saw.
 PEER_GRACE_SECONDS = 0.5
 
-#: How long workers that have nothing to do may take to end before they are killed.
-EXIT_SECONDS = 5.0
-
 #: The same after a failed test, whose next one is waiting.
 BROKEN_EXIT_SECONDS = 1.0
-
-#: How long a rank may take to begin, and go on, with writing its Python stacks.
-STACK_SECONDS = 2.0
-STACK_PAUSE_SECONDS = 0.1
 
 
 class State(Enum):
@@ -65,19 +42,6 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.BUSY: frozenset({State.IDLE, State.EMPTY}),
     State.CLOSED: frozenset(),
 }
-
-
-@dataclass(frozen=True)
-class Job:
-    """One test to be run by every rank."""
-
-    test_class: ClassReference
-    test_name: str
-    file_name: str
-    world_size: int
-    style: Style = "stock"
-    fresh: bool = False
-    keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +70,10 @@ class Codes:
 
 @dataclass
 class Ticket:
-    """A test that was dispatched: who runs it, and what came of it."""
+    """A test that was dispatched: who runs it, and what came of it.
+
+    ``foreign_join``: it is joined by the class's own code, which looks at exit codes.
+    """
 
     pool: Pool
     job: Job
@@ -117,218 +84,7 @@ class Ticket:
     output: list[tuple[bytes, bytes]] = field(default_factory=list)
     elapsed: float = 0.0
     lost: bool = False
-
-
-class _Waiter:
-    """Waits on connections, process sentinels and output pipes together."""
-
-    def __init__(self) -> None:
-        self._selector = None if sys.platform == "win32" else selectors.DefaultSelector()
-        self._objects: dict[Any, object] = {}
-
-    def add(self, source: Any, key: object) -> None:
-        if self._selector is None:
-            self._objects[source] = key
-        else:
-            self._selector.register(source, selectors.EVENT_READ, key)
-
-    def remove(self, source: Any) -> None:
-        self._objects.pop(source, None)
-        if self._selector is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(source)
-
-    def wait(self, seconds: float) -> list[Any]:
-        """The keys of what is ready, at the latest after ``seconds``."""
-        seconds = max(0.0, seconds)
-        if self._selector is None:
-            ready: list[Any] = wait_for_handles(list(self._objects), seconds)
-            return [self._objects[source] for source in ready]
-        return [key.data for key, _ in self._selector.select(seconds)]
-
-    def close(self) -> None:
-        if self._selector is not None:
-            self._selector.close()
-
-
-class Generation:
-    """The workers that started together, as their supervisor sees them."""
-
-    def __init__(self, number: int, world_size: int, crew: Crew, context: ProcessContext) -> None:
-        self.number = number
-        self.world_size = world_size
-        self.members = crew.members
-        self.tests: list[str] = []
-        self.context = context
-        self.dead: dict[int, int | None] = {}  # rank: exit code
-        self.reports: dict[int, RankReport] = {}
-        self.start_deadline = time.monotonic() + _settings.start_timeout()
-        self._crew = crew
-        self._started: dict[int, Started] = {}
-        self._sequence = 0
-        self._waiter = _Waiter()
-        self._rendezvous: str | None = None
-        for member in self.members:
-            self._waiter.add(member.channel.connection, (member, "channel"))
-            self._waiter.add(member.process.sentinel, (member, "sentinel"))
-            for capture in member.captures():
-                self._waiter.add(capture, (member, capture))
-
-    @property
-    def all_started(self) -> bool:
-        """Whether every rank that lives is ready for tests."""
-        return len(self._started.keys() | self.dead.keys()) == self.world_size
-
-    @property
-    def unfinished(self) -> list[Member]:
-        """Members that owe a report and can still give one."""
-        gone = self.reports.keys() | self.dead.keys()
-        return [m for m in self.members if m.rank not in gone]
-
-    @property
-    def living(self) -> list[Member]:
-        """Members whose process has not ended."""
-        return [m for m in self.members if m.rank not in self.dead]
-
-    def fits(self, context: ProcessContext) -> bool:
-        """Whether a fresh interpreter under ``context`` would have imported the same."""
-        environ = context.environ
-        imports = (started.reads for started in self._started.values())
-        return self._crew.fits(environ) and all(_context.fits(reads, environ) for reads in imports)
-
-    def rendezvous_file(self) -> str:
-        """The file by which a class-style group meets; it lives as long as the generation."""
-        if self._rendezvous is None:
-            descriptor, self._rendezvous = tempfile.mkstemp(prefix="torchcontinuous-")
-            os.close(descriptor)
-        return self._rendezvous
-
-    def send(self, job: Job, sequence: int, context: ProcessContext) -> None:
-        """Have every rank run a test."""
-        self.reports = {}
-        self._sequence = sequence
-        run = Run(
-            self.number,
-            sequence,
-            job.test_class,
-            job.test_name,
-            job.file_name,
-            job.style,
-            job.keywords,
-            None if context == self.context else context,
-            self.rendezvous_file() if job.style == "class" else None,
-        )
-        self.context = context
-        self.tests.append(job.test_name)
-        data = pickle.dumps(run)
-        for member in self.members:
-            with contextlib.suppress(ChannelError):  # Dead: its sentinel tells.
-                member.channel.send_bytes(data)
-
-    def watch(self, deadline: float) -> None:
-        """Wait for something to happen and take note of it, until ``deadline`` at the latest."""
-        for member, what in self._waiter.wait(deadline - time.monotonic()):
-            if what == "channel":
-                self._receive(member)
-            elif what == "sentinel":
-                self._bury(member)
-            elif not what.drain():
-                self._waiter.remove(what)
-
-    def _receive(self, member: Member) -> None:
-        if member.rank in self.dead:
-            return
-        try:
-            message = member.channel.receive(time.monotonic())
-        except TimeoutError:
-            return
-        except (EOFError, ChannelError):
-            # Closed by the test, or no longer to be trusted: this rank cannot report any more. If
-            # it does not end by itself, it is killed with the generation.
-            self._waiter.remove(member.channel.connection)
-            return
-        if isinstance(message, Started) and message.generation == self.number:
-            self._started[member.rank] = message
-        elif (
-            isinstance(message, Finished)
-            and (message.generation, message.sequence) == (self.number, self._sequence)
-        ):
-            self.reports[member.rank] = message.report
-
-    def _bury(self, member: Member) -> None:
-        """Note the death of a rank, after what it had still to say."""
-        if member.rank in self.dead:
-            return
-        while True:
-            before = (len(self.reports), len(self._started))
-            self._receive(member)
-            if before == (len(self.reports), len(self._started)):
-                break
-        self._waiter.remove(member.process.sentinel)
-        self._waiter.remove(member.channel.connection)
-        self.dead[member.rank] = member.process.exit_code()
-
-    def lost(self) -> bool:
-        """Whether a rank's end cannot be judged, since the nursery died with it."""
-        return any(m.process.lost and self.dead.get(m.rank, 0) is None for m in self.members)
-
-    def stacks(self, members: list[Member]) -> dict[int, str]:
-        """The Python stacks of the members that can still answer, by rank."""
-        found: dict[int, str] = {}
-        asked = [m for m in members if m.dump is not None and m.process.dump_stacks()]
-        deadline = time.monotonic() + STACK_SECONDS
-        for member in asked:
-            assert member.dump is not None
-            pause = deadline
-            while wait_for_handles([member.dump.descriptor], max(0, pause - time.monotonic())):
-                if not member.dump.drain():
-                    break
-                pause = min(deadline, time.monotonic() + STACK_PAUSE_SECONDS)
-            found[member.rank] = member.dump.take().decode(errors="backslashreplace")
-        return found
-
-    def tell_to_exit(self, full: bool) -> None:
-        """Tell every rank to end as an interpreter ends."""
-        for member in self.living:
-            with contextlib.suppress(ChannelError):
-                member.channel.send(Exit(full))
-
-    def kill(self, members: list[Member]) -> None:
-        """Kill members and wait for their end."""
-        for member in members:
-            member.process.kill()
-        deadline = time.monotonic() + EXIT_SECONDS
-        ranks = {m.rank for m in members}
-        while ranks - self.dead.keys() and time.monotonic() < deadline:
-            self.watch(deadline)
-
-    def end(self, seconds: float) -> None:
-        """End every worker: those with nothing to do by their own exit, the others at once."""
-        self.kill(self.unfinished if self.tests else [])
-        self.tell_to_exit(full=False)
-        deadline = time.monotonic() + seconds
-        while self.living and time.monotonic() < deadline:
-            self.watch(deadline)
-        self.kill(self.living)
-
-    def take_output(self) -> list[tuple[bytes, bytes]]:
-        """Each rank's stdout and stderr since the last time."""
-        taken = []
-        for member in self.members:
-            for capture in member.captures():
-                capture.drain()
-            stdout, stderr = ([c.take() for c in member.captures()] or [b"", b""])[:2]
-            taken.append((stdout, stderr))
-        return taken
-
-    def close(self) -> None:
-        """Let go of everything."""
-        self._waiter.close()
-        for member in self.members:
-            member.close()
-        if self._rendezvous is not None:
-            with contextlib.suppress(OSError):
-                os.remove(self._rendezvous)
+    foreign_join: bool = False
 
 
 class Pool:
@@ -390,7 +146,8 @@ class Pool:
     def collect(self, ticket: Ticket, timeout: float, codes: Codes) -> Ticket:
         """Wait for a dispatched test, ``timeout`` seconds from when its workers are ready."""
         generation = self._generation
-        assert generation is not None and self._state is State.BUSY
+        assert generation is not None
+        assert self._state is State.BUSY
         began = time.monotonic()
         try:
             deadline = self._collect(generation, began, timeout, codes)
@@ -412,9 +169,7 @@ class Pool:
             self._move(State.IDLE)
         return ticket
 
-    def _collect(
-        self, generation: Generation, began: float, timeout: float, codes: Codes
-    ) -> float:
+    def _collect(self, generation: Generation, began: float, timeout: float, codes: Codes) -> float:
         """Wait until every rank has a report, its own or one made for it; the test's deadline."""
         settled: float | None = None
         started = generation.all_started

@@ -66,7 +66,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks' reports merged. ``notes`` is what stock passes over; ``ranks`` those that failed."""
+    """The ranks' reports merged; ``ranks`` failed, ``notes`` is what stock passes over."""
 
     outcome: Outcome
     text: str = ""
@@ -114,7 +114,7 @@ def merge(
     if unchecked:
         return Verdict(Outcome.PASSED)
     first = reports[0]
-    if first.exit_code in skips:
+    if first.exit_code is not None and first.exit_code in skips:
         reason = first.skip_reason or skips[first.exit_code]
         return Verdict(Outcome.SKIPPED, reason, notes=_disagreements(reports, skips))
     if first.exit_code != expected:

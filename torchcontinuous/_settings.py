@@ -74,6 +74,12 @@ def start_timeout() -> float:
     return seconds
 
 
+def check() -> None:
+    """Read every setting: a bad one is an error at the first test, not when it first matters."""
+    for reader in (isolation, strict, start_method, start_timeout):
+        reader()
+
+
 def preload() -> tuple[str, ...]:
     """Modules, besides torch's, that the nursery imports before it forks."""
     names = (name.strip() for name in os.environ.get(PRELOAD, "").split(","))

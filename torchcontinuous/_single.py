@@ -264,10 +264,9 @@ def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackE
 
 
 def _hidden_frames(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Frames of this package and of stock's harness, and those that unittest hides itself."""
+    """The frames of harnesses: those that lead to the test's own, and those of assertions."""
     stock = _torch_api.stock_test_case()
-    harness = {stock.run_test.__code__, stock._run.__func__.__code__, stock.assertEqual.__code__}
-    harness |= {c for c in stock.join_or_run.__code__.co_consts if isinstance(c, types.CodeType)}
+    files = {stock.run_test.__code__.co_filename, stock.assertEqual.__code__.co_filename}
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -276,11 +275,20 @@ def _hidden_frames(error: BaseException) -> Iterator[tuple[str, int]]:
             continue
         seen.add(id(exception))
         pending += [exception.__cause__, exception.__context__]
+        held: list[tuple[str, int]] = []
         for frame, line in traceback.walk_tb(exception.__traceback__):
             code = frame.f_code
-            ours = code.co_filename.startswith(_PACKAGE)
-            if ours or code in harness or "__unittest" in frame.f_globals:
-                yield code.co_filename, line
+            place = (code.co_filename, line)
+            if code.co_filename.startswith(_PACKAGE) or "__unittest" in frame.f_globals:
+                yield place
+            elif code is stock.assertEqual.__code__:
+                yield place
+            elif code.co_filename in files:
+                held.append(place)
+            else:
+                # These led here. Below the test's last frame they may be what failed.
+                yield from held
+                held.clear()
 
 
 def release(report: RankReport) -> RankReport:

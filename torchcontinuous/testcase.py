@@ -21,10 +21,12 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from torchcontinuous import _launcher, _output, _process_group, _report, _settings, _torch_api
+from torchcontinuous._generation import Job
+from torchcontinuous._handles import RankPipe, RankProcess
 from torchcontinuous._messages import ClassReference, Style
-from torchcontinuous._pool import Codes, Job, Pool, Ticket
-from torchcontinuous._rerun import Attempt
+from torchcontinuous._pool import Codes, Pool, Ticket
 from torchcontinuous._report import Outcome, RankReport, Verdict
+from torchcontinuous._rerun import Attempt
 from torchcontinuous.errors import (
     ConfigurationError,
     RankWarning,
@@ -169,86 +171,6 @@ def _check_world_size(cls: type, value: Any) -> int:
     return number
 
 
-class RankProcess:
-    """One rank of one test, with as much of ``multiprocessing.Process`` as stock's suites use."""
-
-    def __init__(self, test: Any, ticket: Ticket, rank: int) -> None:
-        self._test = test
-        self._ticket = ticket
-        self._rank = rank
-        self.pid = ticket.pids[rank]
-        self.name = f"process {rank}"
-
-    @property
-    def exitcode(self) -> int | None:
-        """The exit code that the rank's own process would have had; None while it runs.
-
-        While the test is joined by code other than ours (stock's loop, under a class's own
-        ``_join_processes``), asking waits for it: that loop would sleep between its looks.
-        """
-        if self._ticket.reports is None and self._test._continuous_foreign_join:
-            self._test._continuous_collect()
-        if self._ticket.reports is None:
-            return None
-        return self._ticket.reports[self._rank].exit_code
-
-    def is_alive(self) -> bool:
-        """Whether the rank still runs the test."""
-        return self._ticket.reports is None and self._ticket.pool.is_alive(self._rank)
-
-    def terminate(self) -> None:
-        """End the rank's process, if it still runs the test."""
-        if self._ticket.reports is None:
-            self._ticket.pool.terminate(self._rank)
-
-    kill = terminate
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the test, whose own time-out bounds this."""
-        if self._ticket.reports is None:
-            self._test._continuous_collect()
-
-
-class RankPipe:
-    """The parent's end of the pipe that the rank's ``_run`` was given."""
-
-    def __init__(self, ticket: Ticket, rank: int) -> None:
-        self._ticket = ticket
-        self._rank = rank
-        self._read = 0
-        self.closed = False
-
-    def _messages(self) -> list[Any]:
-        if self._ticket.reports is None:
-            return []
-        report = self._ticket.reports[self._rank]
-        messages: list[Any] = list(report.pipe)
-        if not messages and report.failure is not None:
-            messages.append(report.failure.traceback)
-        if report.stack:
-            messages.append(report.stack)
-        return messages
-
-    def poll(self, timeout: float | None = 0.0) -> bool:
-        """Whether there is a message."""
-        return self._read < len(self._messages())
-
-    def recv(self) -> Any:
-        """The next message; EOFError if there is none."""
-        messages = self._messages()
-        if self._read >= len(messages):
-            raise EOFError
-        self._read += 1
-        return messages[self._read - 1]
-
-    def send(self, message: object) -> None:
-        """Stock asks for a traceback in this way; a late rank's is there already."""
-
-    def close(self) -> None:
-        """Close; harmless when repeated."""
-        self.closed = True
-
-
 class ContinuousMixin:
     """Runs a stock suite's tests on reused workers: ``class Foo(ContinuousMixin, StockSubclass)``.
 
@@ -261,7 +183,6 @@ class ContinuousMixin:
     isolation: str = "none"
 
     _continuous_ticket: Ticket | None = None
-    _continuous_foreign_join = False
     _continuous_started = False
     _continuous_failed = False
     _continuous_level: str | None = None
@@ -279,6 +200,7 @@ class ContinuousMixin:
 
     def _continuous_dispatch(self: Any, style: Style, world_size: int) -> None:
         self.processes = []
+        _settings.check()
         if world_size == 0:
             return
         cls = type(self)
@@ -295,9 +217,12 @@ class ContinuousMixin:
         self._continuous_ticket = ticket
         # setUp may raise from here on, and tearDown may leave super out.
         self.addCleanup(self._continuous_cancel)
-        self.processes = [RankProcess(self, ticket, rank) for rank in range(world_size)]
-        for process in self.processes:
-            self.pid_to_pipe[process.pid] = RankPipe(ticket, process._rank)
+        self.processes = [
+            RankProcess(ticket, rank, self._continuous_collect) for rank in range(world_size)
+        ]
+        self.pid_to_pipe.update(
+            (pid, RankPipe(ticket, rank)) for rank, pid in enumerate(ticket.pids)
+        )
 
     def _continuous_isolation(self: Any) -> str:
         cls = type(self)
@@ -327,7 +252,7 @@ class ContinuousMixin:
         self._continuous_codes = self._continuous_declared(fn)
         try:
             if super()._join_processes.__func__ is not MultiProcessTestCase._join_processes:  # type: ignore[misc]
-                self._continuous_foreign_join = True
+                self._continuous_ticket.foreign_join = True
                 super()._join_processes(fn)  # type: ignore[misc]
                 return
             self._continuous_collect()
@@ -355,9 +280,7 @@ class ContinuousMixin:
         """Wait for the test's reports, and pass its output on."""
         ticket: Ticket = self._continuous_ticket
         try:
-            ticket.pool.collect(
-                ticket, _torch_api.test_timeout(self.id()), self._continuous_codes
-            )
+            ticket.pool.collect(ticket, _torch_api.test_timeout(self.id()), self._continuous_codes)
         finally:
             _replay(ticket.output)
 
@@ -411,8 +334,10 @@ class ContinuousMixin:
             self._continuous_attempt(last)
             ticket = self._continuous_ticket
             # A suite whose set-up is wrong is told so once, not again at "process" level.
-            if ticket is not None and self._continuous_failed and (
-                ticket.lost or (ticket.ran_before and not ticket.job.fresh)
+            if (
+                ticket is not None
+                and self._continuous_failed
+                and (ticket.lost or (ticket.ran_before and not ticket.job.fresh))
             ):
                 again = self._continuous_successor(given)
                 last = Attempt(result, self, first=False)
@@ -449,9 +374,12 @@ class ContinuousMixin:
             f"{self.id()} failed in used workers and passed in fresh ones: state leaked into it. "
             f"These ran there before: {named}. The rest of the class runs at level 'process'"
         )
-        first = "\n\nThe failure in used workers:\n" + _report.merge(
-            ticket.reports or [], skips=_torch_api.test_skips(), elapsed=ticket.elapsed
-        ).text
+        first = (
+            "\n\nThe failure in used workers:\n"
+            + _report.merge(
+                ticket.reports or [], skips=_torch_api.test_skips(), elapsed=ticket.elapsed
+            ).text
+        )
         try:
             if _settings.strict():
                 raise StateLeakError(text + first)
@@ -476,7 +404,7 @@ def _remove_temporary(name: object) -> None:
             os.remove(name)
 
 
-class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: ignore[misc]
+class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: ignore[misc,valid-type]
     """``MultiProcessTestCase`` on reused workers.
 
     A class whose tests are spawned (``self._spawn_processes()`` in setUp) runs as it does on

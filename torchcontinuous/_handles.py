@@ -1,0 +1,88 @@
+"""What stock's suites find in ``self.processes`` and ``self.pid_to_pipe`` of a running test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchcontinuous._pool import Ticket
+
+
+class RankProcess:
+    """One rank of one test, with as much of ``multiprocessing.Process`` as stock's suites use."""
+
+    def __init__(self, ticket: Ticket, rank: int, collect: Callable[[], None]) -> None:
+        self._collect = collect
+        self._ticket = ticket
+        self._rank = rank
+        self.pid = ticket.pids[rank]
+        self.name = f"process {rank}"
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code that the rank's own process would have had; None while it runs.
+
+        While the test is joined by code other than ours (stock's loop, under a class's own
+        ``_join_processes``), asking waits for it: that loop would sleep between its looks.
+        """
+        if self._ticket.reports is None and self._ticket.foreign_join:
+            self._collect()
+        if self._ticket.reports is None:
+            return None
+        return self._ticket.reports[self._rank].exit_code
+
+    def is_alive(self) -> bool:
+        """Whether the rank still runs the test."""
+        return self._ticket.reports is None and self._ticket.pool.is_alive(self._rank)
+
+    def terminate(self) -> None:
+        """End the rank's process, if it still runs the test."""
+        if self._ticket.reports is None:
+            self._ticket.pool.terminate(self._rank)
+
+    kill = terminate
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the test, whose own time-out bounds this."""
+        if self._ticket.reports is None:
+            self._collect()
+
+
+class RankPipe:
+    """The parent's end of the pipe that the rank's ``_run`` was given."""
+
+    def __init__(self, ticket: Ticket, rank: int) -> None:
+        self._ticket = ticket
+        self._rank = rank
+        self._read = 0
+        self.closed = False
+
+    def _messages(self) -> list[Any]:
+        if self._ticket.reports is None:
+            return []
+        report = self._ticket.reports[self._rank]
+        messages: list[Any] = list(report.pipe)
+        if not messages and report.failure is not None:
+            messages.append(report.failure.traceback)
+        if report.stack:
+            messages.append(report.stack)
+        return messages
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Whether there is a message."""
+        return self._read < len(self._messages())
+
+    def recv(self) -> Any:
+        """The next message; EOFError if there is none."""
+        messages = self._messages()
+        if self._read >= len(messages):
+            raise EOFError
+        self._read += 1
+        return messages[self._read - 1]
+
+    def send(self, message: object) -> None:
+        """Stock asks for a traceback in this way; a late rank's is there already."""
+
+    def close(self) -> None:
+        """Close; harmless when repeated."""
+        self.closed = True
