@@ -72,7 +72,9 @@ def test_what_a_worker_sees(suites):
         """
     )
     run = suites.pytest("test_it.py")
-    assert run.outcomes() == {"test_1": "passed", "test_2": "passed", "test_3": "passed"}, run.output
+    assert run.outcomes() == {"test_1": "passed", "test_2": "passed", "test_3": "passed"}, (
+        run.output
+    )
     assert "StateLeakWarning" not in run.output  # Passed on the first attempt, too.
     suites.assert_nothing_left()
 

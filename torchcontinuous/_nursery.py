@@ -76,7 +76,7 @@ def main(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> N
     notes = [f"preload {name} left out: it made forking unsafe" for name in excluded]
     with _context.noted_reads() as reads:
         importlib.import_module(_torch_api.STOCK_MODULE)
-        threads = _thread_count()
+        threads = _threads_that_stay()
         for name in preload:
             if name in excluded:
                 continue
@@ -151,6 +151,15 @@ def _die_with_parent(signal_number: int) -> None:
 
 def _thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+def _threads_that_stay() -> int:
+    """The number of threads, less those that end at a fork (OpenBLAS ends its own)."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return _thread_count()
 
 
 def _unsafe_to_fork(threads: int) -> str | None:
