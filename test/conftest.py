@@ -146,10 +146,8 @@ class Suites:
             time.sleep(0.02)
         left = [(p.pid, p.cmdline()[:3]) for p in marked_processes(self.mark)]
         assert left == []
-        ours = [
-            p for p in self.temp.iterdir() if not p.name.startswith(("torchinductor", "pytest"))
-        ]
-        assert ours == []
+        foreign = ("torchinductor", "pytest")
+        assert [p for p in self.temp.iterdir() if not p.name.startswith(foreign)] == []
 
     def clean_up(self):
         for process in marked_processes(self.mark):

@@ -213,7 +213,8 @@ def test_preloads(write, run, monkeypatch, tmp_path, caplog):
     (tmp_path / "tc_good.py").write_text("import os; PID = os.getpid()")
     (tmp_path / "tc_bad.py").write_text("1 / 0")
     (tmp_path / "tc_threads.py").write_text(
-        "import threading, time; threading.Thread(target=time.sleep, args=(999,), daemon=True).start()"
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n"
     )
     monkeypatch.setenv("TORCHCONTINUOUS_PRELOAD", "tc_bad,tc_threads,tc_good")
     monkeypatch.syspath_prepend(tmp_path)

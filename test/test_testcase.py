@@ -498,7 +498,7 @@ def test_bad_input_is_told_at_once(suites):
 
 
 def test_classes_of_every_origin(suites):
-    """Nested, parametrised, and made for device types; run in both import modes, and as a script."""
+    """Nested, parametrised, made for device types; in both import modes, and as a script."""
     source = """
         from torch.testing._internal.common_utils import (
             instantiate_parametrized_tests, parametrize)

@@ -15,12 +15,18 @@ def release_leftovers() -> None:
         distributed.destroy_process_group()
 
 
-def check_backend(test_class: str, backend: str | None) -> None:
+def backend_of(cls: Any) -> str:
+    """The backend of a class-style class: its own, else that of its device."""
+    import torch.distributed as dist
+
+    own = cls.backend_str()
+    return str(own or dist.get_default_backend_for_device(cls.device_type()))
+
+
+def check_backend(test_class: str, backend: str) -> None:
     """Raise RuntimeError, naming class and remedy, if torch was built without ``backend``."""
     import torch.distributed as dist
 
-    if backend is None:
-        return
     for name in (part.rpartition(":")[2] for part in backend.split(",")):
         if not dist.is_backend_available(name):
             raise RuntimeError(

@@ -279,11 +279,8 @@ def _hidden_frames(error: BaseException) -> Iterator[tuple[str, int]]:
         for frame, line in traceback.walk_tb(exception.__traceback__):
             code = frame.f_code
             place = (code.co_filename, line)
-            if (
-                code.co_filename.startswith(_PACKAGE)
-                or "__unittest" in frame.f_globals
-                or code is stock.assertEqual.__code__
-            ):
+            ours = code.co_filename.startswith(_PACKAGE) or code is stock.assertEqual.__code__
+            if ours or "__unittest" in frame.f_globals:
                 yield place
             elif code.co_filename in files:
                 held.append(place)

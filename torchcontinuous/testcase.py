@@ -448,7 +448,7 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
 
         os.environ["LOCAL_RANK"] = str(rank)
         dist.init_process_group(
-            backend=cls.backend_str() or dist.get_default_backend_for_device(cls.device_type()),
+            backend=_process_group.backend_of(cls),
             world_size=world_size,
             rank=rank,
             store=dist.FileStore(rdvz_file, world_size),
@@ -467,7 +467,7 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
             cls = type(self)
             size = inspect.getattr_static(cls, "world_size", None)
             default = size is inspect.getattr_static(MultiProcessTestCase, "world_size")
-            backend = cls.backend_str()
+            backend = _process_group.backend_of(cls)
             _process_group.check_backend(f"{cls.__module__}.{cls.__qualname__}", backend)
             wanted = -2 if default else self.world_size
             self._continuous_dispatch("class", _check_world_size(cls, wanted))
