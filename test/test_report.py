@@ -99,6 +99,11 @@ def test_every_rank_counts_in_class_style():
     verdict = merged(report(0), report(1, -9, Ending.DIED), every_rank_counts=True)
     assert verdict.outcome is Outcome.ERROR
     assert verdict.ranks == (1,)
+    # Even with exit code 0: the rank left its test.
+    verdict = merged(report(0), report(1, 0, Ending.DIED), every_rank_counts=True)
+    assert (verdict.outcome, verdict.ranks) == (Outcome.ERROR, (1,))
+    assert "rank 1 died with exit code 0" in verdict.text
+    assert merged(report(0), report(1, 0, Ending.DIED)).outcome is Outcome.PASSED
 
 
 def test_skip_keeps_its_reason():

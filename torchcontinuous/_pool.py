@@ -63,6 +63,8 @@ class Codes:
         code = report.exit_code
         if code == TEST_ERROR_EXIT_CODE:
             return True
+        if self.every_rank_counts and report.ending is Ending.DIED:
+            return True
         if self.unchecked or code in self.skips:
             return False
         return code != self.expected and (report.rank == 0 or self.every_rank_counts)

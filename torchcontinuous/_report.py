@@ -110,7 +110,7 @@ def merge(
     if not reports:
         return Verdict(Outcome.PASSED)
     if any(r.exit_code == TEST_ERROR_EXIT_CODE or r.ending is Ending.TIMED_OUT for r in reports):
-        return _failed(reports, skips, elapsed)
+        return _failed(reports, skips, elapsed, every_rank_counts)
     if unchecked:
         return Verdict(Outcome.PASSED)
     first = reports[0]
@@ -119,11 +119,13 @@ def merge(
         return Verdict(Outcome.SKIPPED, reason, notes=_disagreements(reports, skips))
     if first.exit_code != expected:
         wanted = f"Expected exit code {expected} but got {first.exit_code} for rank 0"
-        return _failed(reports, skips, elapsed, wanted)
+        return _failed(reports, skips, elapsed, every_rank_counts, wanted)
     if expected != 0:
         return Verdict(Outcome.PASSED)
-    if every_rank_counts and any(r.exit_code not in {0, *skips} for r in reports):
-        return _failed(reports, skips, elapsed)
+    if every_rank_counts and any(
+        r.ending is Ending.DIED or r.exit_code not in {0, *skips} for r in reports
+    ):
+        return _failed(reports, skips, elapsed, every_rank_counts)
     return Verdict(Outcome.PASSED, notes=_disagreements(reports, skips))
 
 
@@ -155,7 +157,11 @@ def _what_happened(report: RankReport) -> str:
 
 
 def _failed(
-    reports: Sequence[RankReport], skips: Mapping[int, str], elapsed: float, wanted: str = ""
+    reports: Sequence[RankReport],
+    skips: Mapping[int, str],
+    elapsed: float,
+    deaths_count: bool,
+    wanted: str = "",
 ) -> Verdict:
     """The verdict on a test that failed, and its text."""
     fine = {0, *skips}
@@ -164,6 +170,7 @@ def _failed(
         for r in reports
         if r.ending is Ending.TIMED_OUT
         or (r.ending is not Ending.KILLED and r.exit_code not in fine)
+        or (deaths_count and r.ending is Ending.DIED)
     ] or [reports[0]]
     ranks = tuple(r.rank for r in failing)
     parts = [f"failed on {name_ranks(ranks)} of {len(reports)}"]
@@ -177,7 +184,7 @@ def _failed(
             sentence = f"Process {report.rank} terminated or timed out after {elapsed} seconds"
             stack = report.stack or "(no Python stack: the rank did not answer)"
             parts.append(f"{sentence}\nrank {report.rank} was at:\n{stack}")
-        elif report.failure is None and report.exit_code != 0:
+        elif report.failure is None and (report.exit_code != 0 or report in failing):
             parts.append(_what_happened(report))
     assertion = all(r.failure is not None and r.failure.is_assertion for r in failing)
     outcome = Outcome.FAILED if assertion else Outcome.ERROR
