@@ -65,6 +65,9 @@ def test_reads_are_noted(monkeypatch):
     assert reads["TC_B"] == (None, None)
     assert reads["TC_SET"] == (None, "by the import")
     assert "TC_UNREAD" not in reads
+    with _context.noted_reads() as reads:
+        os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")  # A fork server's own.
+    assert reads == {}
     os.environ.pop("TC_SET")
     assert type(os.environ).__name__ == "_Environ"
 

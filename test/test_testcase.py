@@ -221,7 +221,7 @@ def test_failures_and_errors(suites):
             def test_error(self): {}["no such key"]
             def test_sub(self):
                 for i in range(3):
-                    with self.subTest(i=i):
+                    with self.subTest("outer"), self.subTest(i=i):
                         self.assertLess(i, 1)
             def test_after(self): pass
             @unittest.expectedFailure
@@ -250,6 +250,7 @@ def test_failures_and_errors(suites):
     assert "run_test" not in part
     assert "torchcontinuous" not in part
     assert "AssertionError: 1 not less than 1" in text
+    assert "in sub-test [outer] (i=1)" in text
 
 
 def test_setup_and_teardown_that_misbehave(suites):

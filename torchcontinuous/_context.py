@@ -21,6 +21,10 @@ from torchcontinuous._messages import ProcessContext
 #: has to be there from the start.
 WORKER_ENVIRONMENT = {"TORCH_SHOW_CPP_STACKTRACES": "1"}
 
+#: Set where processes are forked from, and only there: ``torch.cuda.is_available()`` must not
+#: initialise the driver, which would spoil every fork.
+FORK_SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
 
 def capture_context() -> ProcessContext:
     """This process's context, as a child started now would see it."""
@@ -133,6 +137,7 @@ def noted_reads() -> Iterator[Reads]:
         os.environ.__dict__.pop("noted", None)
         os.environ.__dict__.pop("_handed_on", None)
         after = dict(os.environ)
+        noted -= FORK_SERVER_ENVIRONMENT.keys()
         noted |= {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
         reads.update({name: (before.get(name), after.get(name)) for name in sorted(noted)})
 

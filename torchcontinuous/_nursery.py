@@ -70,9 +70,7 @@ def main(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> N
     if os.getppid() != parent:
         os._exit(1)
     channel = Channel(Connection(control))
-    os.environ.update(_context.WORKER_ENVIRONMENT)
-    # torch.cuda.is_available() must not initialise the driver here (it would spoil every fork).
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.update(_context.WORKER_ENVIRONMENT | _context.FORK_SERVER_ENVIRONMENT)
     notes = [f"preload {name} left out: it made forking unsafe" for name in excluded]
     with _context.noted_reads() as reads:
         importlib.import_module(_torch_api.STOCK_MODULE)
@@ -386,7 +384,7 @@ def _be_template(request: ForkTemplate, control: int) -> Channel:
     channel = Channel(Connection(control))
     unsafe = None
     _context.apply_context(request.context)
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.update(_context.FORK_SERVER_ENVIRONMENT)
     with _context.noted_reads() as reads, _noted_exit_callbacks() as callbacks:
         threads = _thread_count()
         try:

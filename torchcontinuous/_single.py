@@ -23,6 +23,9 @@ from torchcontinuous import _process_group, _torch_api
 from torchcontinuous._messages import ClassReference
 from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, Failure, RankReport
 
+#: Where an exception notes the sub-tests that it ended.
+_SUBTESTS = "_torchcontinuous_subtests"
+
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -233,6 +236,16 @@ def _call(body: Callable[[], None]) -> tuple[int, BaseException | None]:
     return 0, None
 
 
+def note_subtest(error: BaseException, message: object, parameters: Mapping[str, Any]) -> None:
+    """Note on an exception which sub-test it ended (the innermost is noted first)."""
+    words = [] if message is None else [f"[{message}]"]
+    if parameters or not words:
+        words.append(f"({', '.join(f'{name}={value!r}' for name, value in parameters.items())})")
+    with contextlib.suppress(AttributeError):  # An exception with slots.
+        noted = getattr(error, _SUBTESTS, ())
+        setattr(error, _SUBTESTS, (" ".join(words), *noted))
+
+
 def describe(error: BaseException) -> Failure:
     """An exception as text, with the test's own lines only."""
     shown = traceback.TracebackException.from_exception(error)
@@ -242,6 +255,9 @@ def describe(error: BaseException) -> Failure:
         if kept:
             exception.stack = traceback.StackSummary.from_list(kept)
     text = "".join(shown.format())
+    subtests = getattr(error, _SUBTESTS, ())
+    if subtests:
+        text += f"in sub-test {' '.join(subtests)}\n"
     last = "".join(shown.format_exception_only()).strip()
     name = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__"):

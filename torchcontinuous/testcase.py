@@ -15,12 +15,20 @@ import sys
 import tempfile
 import unittest
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from torchcontinuous import _launcher, _output, _process_group, _report, _settings, _torch_api
+from torchcontinuous import (
+    _launcher,
+    _output,
+    _process_group,
+    _report,
+    _settings,
+    _single,
+    _torch_api,
+)
 from torchcontinuous._generation import Job
 from torchcontinuous._handles import RankPipe, RankProcess
 from torchcontinuous._messages import ClassReference, Style
@@ -315,6 +323,22 @@ class ContinuousMixin:
         if _settings.strict():
             raise WorkerAssertionError(text)
         warnings.warn(text, RankWarning, stacklevel=4)
+
+    # In a worker
+
+    @contextlib.contextmanager
+    def subTest(self: Any, msg: Any = None, **params: Any) -> Iterator[None]:
+        """As in stock: in a worker the first sub-test that fails ends the test; its parameters
+        are in the text."""
+        if self.rank == self.MAIN_PROCESS_RANK:
+            with super().subTest(*([] if msg is None else [msg]), **params):  # type: ignore[misc]
+                yield
+            return
+        try:
+            yield
+        except Exception as error:
+            _single.note_subtest(error, msg, params)
+            raise
 
     # Running, and running again
 
