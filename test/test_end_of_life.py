@@ -102,6 +102,31 @@ def test_the_parent_ends_with_a_pool_alive(suites, ending, code):
         suites.assert_nothing_left()
 
 
+@pytest.mark.parametrize("runner", ["unittest", "pytest"])
+def test_workers_end_with_their_class(suites, runner):
+    suites.write(
+        """
+        import psutil
+
+        class TestA(Spawning):
+            def test_1(self): pass
+
+            @classmethod
+            def tearDownClass(cls): pass  # Without super().
+
+        class TestB(MultiProcContinuousTest):
+            world_size = 0
+            def test_2(self): pass
+            def setUp(self):
+                # A nursery and a template, no worker.
+                assert len(psutil.Process().children(recursive=True)) == 2
+                super().setUp()
+        """
+    )
+    run = suites.unittest("test_it") if runner == "unittest" else suites.pytest("test_it.py")
+    assert run.code == 0, run.output
+
+
 def test_imported_and_never_used(suites):
     """The nursery that was started early ends with its parent, at once."""
     began = time.monotonic()

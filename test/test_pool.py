@@ -321,10 +321,13 @@ def test_an_interrupt_while_waiting_kills_the_generation(monkeypatch):
     pool.close()
 
 
-def test_workers_that_do_not_fit_are_replaced_if_used():
+def test_workers_that_do_not_fit_are_replaced_if_used(monkeypatch):
     launcher, pool = make(passing)
     launcher.fits = False
     run(pool, job())
+    run(pool, job())
+    assert len(launcher.generations) == 1  # In the same environment they do fit.
+    monkeypatch.setenv("TC_X", "1")
     run(pool, job())
     assert len(launcher.generations) == 2
     pool.close()

@@ -123,6 +123,8 @@ class Generation:
     def fits(self, context: ProcessContext) -> bool:
         """Whether a fresh interpreter under ``context`` would have imported the same."""
         environ = context.environ
+        if environ == self.context.environ:
+            return True
         imports = (started.reads for started in self._started.values())
         return self._crew.fits(environ) and all(_context.fits(reads, environ) for reads in imports)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -191,10 +192,15 @@ def run_class_style(
 
 def _accepted(function: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that ``function`` takes: copies of stock's ``_run`` may lack ``**kwargs``."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return dict(keywords)
-    return {name: value for name, value in keywords.items() if name in parameters}
+    names, any_name = _keyword_names(getattr(function, "__func__", function))
+    return {name: value for name, value in keywords.items() if any_name or name in names}
+
+
+@functools.lru_cache(maxsize=64)
+def _keyword_names(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    parameters = inspect.signature(function).parameters.values()
+    names = frozenset(p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY)
+    return names, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _report_on(rank: int, pipe: TestPipe, body: Callable[[], None]) -> RankReport:
