@@ -82,17 +82,19 @@ class Channel:
         """The next message; EOFError if the peer has closed.
 
         Args:
-            deadline: on ``time.monotonic()``'s clock, seconds; ``math.inf`` waits for ever.
+            deadline: on ``time.monotonic()``'s clock, seconds; ``math.inf`` waits for ever (within
+                a message no longer than the stall limit), or takes what is known to be there.
 
         Raises:
             TimeoutError: nothing came in time.
             ChannelError: what came cannot be read, or the peer stalled within a message.
         """
-        left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         try:
-            # wait(), not poll(): it is restarted, and takes a long time-out, on every platform.
-            if not wait([self._connection], left):
-                raise TimeoutError("no message came in time")
+            if deadline < math.inf:
+                left = max(0.0, deadline - time.monotonic())
+                # wait(), not poll(): it takes a long time-out on every platform.
+                if not wait([self._connection], left):
+                    raise TimeoutError("no message came in time")
             data = self._connection.recv_bytes(MAX_MESSAGE_BYTES)
         except (EOFError, TimeoutError):
             raise

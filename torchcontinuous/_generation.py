@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import selectors
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for_handles
 from typing import Any
@@ -161,17 +162,17 @@ class Generation:
         """Wait for something to happen and take note of it, until ``deadline`` at the latest."""
         for member, what in self._waiter.wait(deadline - time.monotonic()):
             if what == "channel":
-                self._receive(member)
+                self._receive(member, math.inf)  # It is there: no need to wait for it.
             elif what == "sentinel":
                 self._bury(member)
             elif not what.drain():
                 self._waiter.remove(what)
 
-    def _receive(self, member: Member) -> None:
+    def _receive(self, member: Member, deadline: float) -> None:
         if member.rank in self.dead:
             return
         try:
-            message = member.channel.receive(time.monotonic())
+            message = member.channel.receive(deadline)
         except TimeoutError:
             return
         except (EOFError, ChannelError):
@@ -193,7 +194,7 @@ class Generation:
             return
         while True:
             before = (len(self.reports), len(self._started))
-            self._receive(member)
+            self._receive(member, time.monotonic())
             if before == (len(self.reports), len(self._started)):
                 break
         self._waiter.remove(member.process.sentinel)
@@ -219,9 +220,11 @@ class Generation:
             found[member.rank] = member.dump.take().decode(errors="backslashreplace")
         return found
 
-    def tell_to_exit(self, full: bool) -> None:
-        """Tell every rank to end as an interpreter ends."""
+    def tell_to_exit(self, full: bool, ranks: Collection[int] | None = None) -> None:
+        """Tell ranks (all that live, if none are named) to end as an interpreter ends."""
         for member in self.living:
+            if ranks is not None and member.rank not in ranks:
+                continue
             with contextlib.suppress(ChannelError):
                 member.channel.send(Exit(full))
 
@@ -248,7 +251,7 @@ class Generation:
         taken = []
         for member in self.members:
             for capture in member.captures():
-                capture.drain()
+                capture.drain_if_any()
             stdout, stderr = ([c.take() for c in member.captures()] or [b"", b""])[:2]
             taken.append((stdout, stderr))
         return taken

@@ -138,7 +138,9 @@ def _exit_quickly(exit_code: int) -> NoReturn:
             stream.flush()
     if _libc is not None:
         _libc.fflush(None)
-        _libc.exit(exit_code)
+        # Destructors of native code may touch Python objects (DTensor's caches do): PyDLL, unlike
+        # CDLL, keeps the interpreter's lock.
+        ctypes.PyDLL(None).exit(exit_code)
     os._exit(exit_code)
 
 

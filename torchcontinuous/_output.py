@@ -82,14 +82,23 @@ class Capture:
 
     def drain(self) -> bool:
         """Read what lies in the pipe now; False at its end (every writer is gone)."""
-        available = array.array("i", [0])
-        fcntl.ioctl(self.descriptor, termios.FIONREAD, available)
         try:
-            data = os.read(self.descriptor, max(available[0], 1))
+            data = os.read(self.descriptor, max(self._available(), 1))
         except BlockingIOError:
             return True
         self._kept.add(data)
         return bool(data)
+
+    def drain_if_any(self) -> None:
+        """Read what lies in the pipe now; cheap where that is nothing."""
+        available = self._available()
+        if available:
+            self._kept.add(os.read(self.descriptor, available))
+
+    def _available(self) -> int:
+        available = array.array("i", [0])
+        fcntl.ioctl(self.descriptor, termios.FIONREAD, available)
+        return available[0]
 
     def take(self) -> bytes:
         """What was captured since the last time."""

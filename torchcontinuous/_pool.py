@@ -20,7 +20,7 @@ from torchcontinuous._messages import ProcessContext
 from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, RankReport
 
 #: Once the outcome is settled (a rank raised), how long its peers may still report what they saw.
-PEER_GRACE_SECONDS = 0.5
+PEER_GRACE_SECONDS = 0.3
 
 #: The same after a failed test, whose next one is waiting.
 BROKEN_EXIT_SECONDS = 1.0
@@ -174,6 +174,7 @@ class Pool:
     def _collect(self, generation: Generation, began: float, timeout: float, codes: Codes) -> float:
         """Wait until every rank has a report, its own or one made for it; the test's deadline."""
         settled: float | None = None
+        dismissed: set[int] = set()
         started = generation.all_started
         test_deadline = began + timeout
         while True:
@@ -183,8 +184,9 @@ class Pool:
             if not started and generation.all_started:
                 started = True
                 test_deadline = time.monotonic() + timeout
-            if settled is None and any(map(codes.settles, generation.reports.values())):
-                settled = time.monotonic() + PEER_GRACE_SECONDS
+            if any(map(codes.settles, generation.reports.values())):
+                settled = settled or time.monotonic() + PEER_GRACE_SECONDS
+                self._dismiss(generation, codes, dismissed)
             deadline = test_deadline if started else generation.start_deadline
             if settled is not None and settled < deadline:
                 deadline = settled
@@ -194,6 +196,24 @@ class Pool:
             ending = Ending.KILLED if deadline == settled else Ending.TIMED_OUT
             self._give_up(generation, ending)
             return test_deadline
+
+    @staticmethod
+    def _dismiss(generation: Generation, codes: Codes, dismissed: set[int]) -> None:
+        """Let ranks that failed end, so that peers which wait for them see it, as on stock.
+
+        Not while every failure is an assertion: a peer's broken connection would make an error of
+        it, and say nothing new.
+        """
+        failed = [
+            r
+            for r in generation.reports.values()
+            if r.exit_code not in {0, *codes.skips} or r.ending is Ending.DIED
+        ]
+        if all(r.failure is not None and r.failure.is_assertion for r in failed):
+            return
+        ranks = {r.rank for r in failed} - dismissed
+        generation.tell_to_exit(codes.declared, ranks)
+        dismissed |= ranks
 
     @staticmethod
     def _report_the_dead(generation: Generation) -> None:

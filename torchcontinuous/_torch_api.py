@@ -77,6 +77,22 @@ def started_rpc() -> bool:
     return bool(getattr(api, "_ALL_WORKER_NAMES", ()))
 
 
+def seeds_before_the_test(cls: Any) -> bool:
+    """Whether nothing of the class's own runs before ``run_test`` has seeded the generators."""
+    stock = stock_test_case()
+    return cls._run.__func__ is stock._run.__func__ and cls.run_test is stock.run_test
+
+
+def silence_event_listener() -> None:
+    """In a worker: let the thread that stock starts for each test end at once.
+
+    It answers the parent's request for a traceback, which is asked for by a signal here.
+    """
+    stock = stock_test_case()
+    if hasattr(stock, "_event_listener"):
+        stock._event_listener = staticmethod(lambda parent_pipe, signal_pipe, rank: None)
+
+
 def reread_debug_level() -> None:
     """Let c10d take ``TORCH_DISTRIBUTED_DEBUG`` from the environment again."""
     distributed = sys.modules.get("torch.distributed")

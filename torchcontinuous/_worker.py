@@ -60,6 +60,7 @@ class _Worker:
         self._import_error: BaseException | None = None
         with _context.noted_reads() as self.reads:
             try:
+                _torch_api.silence_event_listener()
                 _single.load_module(start.module)
             except BaseException as error:
                 # The test's failure, not the start's, with the traceback that stock would print.
@@ -74,10 +75,11 @@ class _Worker:
         def load() -> Any:
             _context.apply_context(self._context)
             _torch_api.reread_debug_level()
-            _context.reseed()
             if self._import_error is not None:
                 raise self._import_error
             cls = load_class(command.test_class)
+            if command.style == "class" or not _torch_api.seeds_before_the_test(cls):
+                _context.reseed()
             if command.style == "class":
                 assert command.rendezvous_file is not None
                 world_size = self._start.world_size
