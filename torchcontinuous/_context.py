@@ -35,8 +35,34 @@ def capture_context() -> ProcessContext:
     except FileNotFoundError:
         directory = None
     return ProcessContext(
-        {**os.environ, **WORKER_ENVIRONMENT}, directory, tuple(sys.path), tuple(sys.argv), umask
+        _environment.captured(), directory, tuple(sys.path), tuple(sys.argv), umask
     )
+
+
+class _Environment:
+    """This process's environment variables, decoded again only where they have changed."""
+
+    def __init__(self) -> None:
+        self._raw: object = None
+        self._decoded: dict[str, str] = {}
+
+    def current(self) -> Mapping[str, str]:
+        """``dict(os.environ)``; not to be changed."""
+        # What os.environ holds inside; without it everything is decoded each time.
+        raw = getattr(os.environ, "_data", None)
+        if raw is None or raw != self._raw:
+            self._decoded = dict(os.environ)
+            self._raw = dict(raw) if raw is not None else None
+            self._captured = {**self._decoded, **WORKER_ENVIRONMENT}
+        return self._decoded
+
+    def captured(self) -> Mapping[str, str]:
+        """The same, with what a worker has besides."""
+        self.current()
+        return self._captured
+
+
+_environment = _Environment()
 
 
 def apply_context(context: ProcessContext) -> None:
@@ -54,7 +80,7 @@ def apply_context(context: ProcessContext) -> None:
 
 def apply_environment(environ: Mapping[str, str]) -> None:
     """Set, change and delete environment variables where they differ from ``environ``."""
-    current = dict(os.environ)
+    current = _environment.current()
     if current == environ:
         return
     for name in current.keys() - environ.keys():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import math
@@ -252,10 +253,14 @@ class _ForkServer:
     def _answer(self, request: object) -> Job | None:
         if isinstance(request, ForkWorker):
             descriptors = self._channel.receive_descriptors(4)
-            return self._fork(lambda: _be_worker(request, descriptors), descriptors, self._workers)
+            return self._fork(
+                functools.partial(_be_worker, request, descriptors), descriptors, self._workers
+            )
         if isinstance(request, ForkTemplate):
             control = self._channel.receive_descriptors(1)
-            return self._fork(lambda: _be_template(request, control[0]), control, self._templates)
+            return self._fork(
+                functools.partial(_be_template, request, control[0]), control, self._templates
+            )
         if isinstance(request, Kill) and request.pid in self._workers:
             self._kill(request.pid)
         return None

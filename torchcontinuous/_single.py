@@ -167,12 +167,13 @@ def run_stock_style(
             the test as it would have ended a stock worker that was starting.
     """
     pipe = TestPipe()
-
-    def body() -> None:
+    # No function in between: torch formats the whole stack three times when it seeds a test.
+    try:
         cls = load()
         cls._run(rank, test_name, file_name, pipe.connection, **_accepted(cls._run, keywords))
-
-    return _report_on(rank, pipe, body)
+    except BaseException as error:
+        return _report_on(rank, pipe, error)
+    return _report_on(rank, pipe, None)
 
 
 def run_class_style(
@@ -180,14 +181,14 @@ def run_class_style(
 ) -> RankReport:
     """Run a test of a class whose process group ``load`` has made, if it was not there yet."""
     pipe = TestPipe()
-
-    def body() -> None:
+    try:
         test = load()(test_name)
         test.rank = rank
         test.file_name = file_name
         test.run_test(test_name, pipe.connection)
-
-    return _report_on(rank, pipe, body)
+    except BaseException as error:
+        return _report_on(rank, pipe, error)
+    return _report_on(rank, pipe, None)
 
 
 def _accepted(function: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,8 +204,8 @@ def _keyword_names(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
     return names, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _report_on(rank: int, pipe: TestPipe, body: Callable[[], None]) -> RankReport:
-    exit_code, raised = _call(body)
+def _report_on(rank: int, pipe: TestPipe, ended_by: BaseException | None) -> RankReport:
+    exit_code, raised = _exit_code(ended_by)
     messages = pipe.finish()
     failure = skip_reason = used_up = None
     if exit_code in _torch_api.test_skips():
@@ -223,23 +224,19 @@ def _report_on(rank: int, pipe: TestPipe, body: Callable[[], None]) -> RankRepor
     )
 
 
-def _call(body: Callable[[], None]) -> tuple[int, BaseException | None]:
-    """The exit code that a process running ``body`` would have, and the test's own exception."""
-    try:
-        body()
-    except SystemExit as error:
-        # Stock's run_test turns what the test raised into an exit code while handling it.
-        raised = error.__context__
-        if error.code is None:
-            return 0, raised
-        if isinstance(error.code, int):
-            # An exit status has eight bits.
-            return error.code & 0xFF, raised
-        print(error.code, file=sys.stderr)
-        return 1, raised
-    except BaseException as error:
-        return 1, error
-    return 0, None
+def _exit_code(error: BaseException | None) -> tuple[int, BaseException | None]:
+    """The exit code of a process that ``error`` ends, and the exception of the test's own."""
+    if not isinstance(error, SystemExit):
+        return (0 if error is None else 1), error
+    # Stock's run_test turns what the test raised into an exit code while handling it.
+    raised = error.__context__
+    if error.code is None:
+        return 0, raised
+    if isinstance(error.code, int):
+        # An exit status has eight bits.
+        return error.code & 0xFF, raised
+    print(error.code, file=sys.stderr)
+    return 1, raised
 
 
 def note_subtest(error: BaseException, message: object, parameters: Mapping[str, Any]) -> None:
