@@ -198,6 +198,37 @@ def test_peers_of_a_failed_rank_get_a_short_grace(monkeypatch):
     pool.close()
 
 
+def test_failed_ranks_end_so_that_peers_see_it():
+    """A peer that waits for a failed rank gets its own error, as on stock, at once."""
+    launcher, pool = make(lambda rank, command: chain(rank, command))
+
+    def chain(rank, command):
+        if rank.rank > 0:  # Blocked in a collective until the rank before ends.
+            before = launcher.generations[-1][rank.rank - 1]
+            while not before.exits:
+                time.sleep(0.005)
+        rank.report(command, 10, failure=FAILURE, used_up="failed")
+
+    ticket = run(pool, job(world_size=3), timeout=60)
+    assert codes_of(ticket) == [10, 10, 10]
+    pool.close()
+
+
+def test_an_assertion_is_not_turned_into_an_error_by_its_peers(monkeypatch):
+    monkeypatch.setattr(_pool, "PEER_GRACE_SECONDS", 0.1)
+    assertion = Failure("AssertionError", "x", "Traceback", True)
+
+    def one_asserts(rank, command):
+        if rank.rank == 0:
+            rank.report(command, 10, failure=assertion, used_up="failed")
+
+    launcher, pool = make(one_asserts)
+    ticket = run(pool, job(), timeout=60)
+    assert ticket.reports[1].ending is Ending.KILLED
+    assert launcher.generations[0][1].exits == []
+    pool.close()
+
+
 def test_another_ranks_undeclared_death_ends_nothing(monkeypatch):
     monkeypatch.setattr(_pool, "PEER_GRACE_SECONDS", 0.05)
 

@@ -1,0 +1,84 @@
+"""Run small DTensor and c10d suites on stock and on reused workers: one table.
+
+Each file runs on each arm as a user runs it, ``python -m unittest`` in a process of its own, the
+arms in turn. The exit status is 1 if a test fails, or comes out otherwise than on stock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from benchmarks import arms, tables
+from benchmarks.comparison import SUITES, Comparison, run_suite
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, allow_abbrev=False
+    )
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--quick", action="store_true", help="each arm once: about two minutes")
+    amount.add_argument(
+        "--repeat", type=int, default=3, metavar="N", help="runs of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--suite", choices=SUITES, action="append", help="only this one (may be given again)"
+    )
+    parser.add_argument(
+        "--arms", choices=arms.SUITE_ARMS, nargs="+", default=arms.SUITE_ARMS, help="default: all"
+    )
+    parsed = parser.parse_args(arguments)
+    if parsed.repeat < 1:
+        parser.error("--repeat: give 1 or more")
+    if parsed.quick:
+        parsed.repeat = 1
+    return parsed
+
+
+def measure(comparison: Comparison, suites: Sequence[str], repeat: int) -> None:
+    """Run everything, the arms in turn, with a line for each run."""
+    plan = [(s, a) for _ in range(repeat) for s in suites for a in comparison.arms]
+    for number, (suite, arm) in enumerate(plan, 1):
+        print(f"[{number}/{len(plan)}] {suite}.py on {arm} ...", end=" ", flush=True)
+        run = run_suite(suite, arm)
+        comparison.runs.append(run)
+        passed = sum(outcome == "ok" for outcome in run.outcomes.values())
+        print(f"{passed} of {len(run.outcomes)} passed, {run.seconds:.1f} s", flush=True)
+
+
+def report(comparison: Comparison) -> int:
+    """Print the table and whatever is wrong; how much is."""
+    if comparison.runs:
+        print(f"\n{tables.render(*comparison.table())}\n")
+    problems = list(comparison.problems())
+    for problem in problems:
+        print(problem)
+    if comparison.runs and not problems:
+        compared = {arms.STOCK} < {run.arm for run in comparison.runs}
+        print(f"No test failed{', and every outcome is that of stock' if compared else ''}.")
+    return len(problems)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit status."""
+    parsed = parse(arguments)
+    comparison = Comparison(list(dict.fromkeys(parsed.arms)))
+    interrupted = False
+    began = time.monotonic()
+    try:
+        measure(comparison, parsed.suite or SUITES, parsed.repeat)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("interrupted: what was measured so far follows")
+    problems = report(comparison)
+    print(f"{len(comparison.runs)} runs in {time.monotonic() - began:.0f} s")
+    if interrupted:
+        return 130
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

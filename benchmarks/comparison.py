@@ -1,0 +1,152 @@
+"""One suite on one arm, run as a user runs it; and what the runs of all come to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from benchmarks import arms
+from benchmarks.processes import run_python
+
+SUITES = ("c10d", "dtensor", "device_mesh")
+
+#: Seconds for one run of a suite: stock takes 40 for three tests on a loaded two-core machine.
+SUITE_TIMEOUT = 300.0
+
+#: What a test that never came to an outcome is shown with.
+NO_OUTCOME = "no outcome"
+
+# With -v: the test's name, then its outcome, with whatever its workers wrote between them.
+_TEST = re.compile(r"^(test\w*) \(([\w.]+)\)", re.MULTILINE)
+_OUTCOME = re.compile(
+    r"(?:\.\.\. |^)(ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?:$| ['\"])",
+    re.MULTILINE,
+)
+_END = re.compile(r"^(?:={70}|-{70})$", re.MULTILINE)
+
+#: Lines of a run's output that are shown where something was wrong with it.
+_TAIL = 30
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """A run of one suite on one arm."""
+
+    suite: str
+    arm: str
+    code: int | None
+    seconds: float
+    outcomes: dict[str, str]
+    output: str
+
+    def tail(self) -> str:
+        """The end of what the run wrote."""
+        return "\n".join(f"    {line}" for line in self.output.splitlines()[-_TAIL:])
+
+
+def run_suite(suite: str, arm: str) -> SuiteRun:
+    """Run ``python -m unittest`` on a suite, and note the outcome of each test."""
+    ended = run_python(
+        *("-m", "unittest", "-v", f"benchmarks.suites.{suite}"),
+        environ=arms.environment(arm),
+        timeout=SUITE_TIMEOUT,
+    )
+    outcomes = read_outcomes(ended.output)
+    return SuiteRun(suite, arm, ended.code, ended.seconds, outcomes, ended.output)
+
+
+def read_outcomes(output: str) -> dict[str, str]:
+    """Outcome by ``Class.test``, from what ``unittest -v`` wrote."""
+    found: dict[str, str] = {}
+    end = _END.search(output)
+    tests = list(_TEST.finditer(output, 0, end.start() if end else len(output)))
+    ends = [test.start() for test in tests[1:]] + [end.start() if end else len(output)]
+    for test, stop in zip(tests, ends, strict=True):
+        name, place = test.groups()
+        test_class = place.removesuffix(f".{name}").rpartition(".")[2]
+        outcomes = _OUTCOME.findall(output, test.end(), stop)
+        found[f"{test_class}.{name}"] = outcomes[-1] if outcomes else NO_OUTCOME
+    return found
+
+
+@dataclass
+class Comparison:
+    """The runs measured so far."""
+
+    arms: Sequence[str]
+    runs: list[SuiteRun] = field(default_factory=list)
+
+    def seconds(self, suite: str, arm: str) -> float | None:
+        """The median for a suite on an arm; None where it was not run."""
+        all_of_it = [r.seconds for r in self.runs if (r.suite, r.arm) == (suite, arm)]
+        return median(all_of_it) if all_of_it else None
+
+    def problems(self) -> Iterator[str]:
+        """Whatever failed, and whatever differs from stock."""
+        expected: dict[str, dict[str, str]] = {}
+        for run in self.runs:
+            if run.arm == arms.STOCK:
+                expected.setdefault(run.suite, run.outcomes)
+        for run in self.runs:
+            wrong = list(_wrong(run, expected.get(run.suite)))
+            yield from wrong
+            if wrong:
+                yield run.tail()
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows: a suite each, then the total of the suites that every arm has run."""
+        others = [arm for arm in self.arms if arm != arms.STOCK]
+        compared = len(others) < len(self.arms)
+        header = ["file", "cases"] + ([f"{arms.STOCK} (s)"] if compared else [])
+        for arm in others:
+            header += [f"{arm} (s)"] + (["saved (s)", "improvement", "ratio"] if compared else [])
+        rows, complete, cases = [], [], 0
+        for suite in dict.fromkeys(run.suite for run in self.runs):
+            count = max(len(run.outcomes) for run in self.runs if run.suite == suite)
+            seconds = {arm: self.seconds(suite, arm) for arm in self.arms}
+            rows.append([f"{suite}.py", str(count), *_cells(seconds, others, compared)])
+            if None not in seconds.values():
+                complete.append(seconds)
+                cases += count
+        total = {arm: sum(seconds[arm] or 0 for seconds in complete) for arm in self.arms}
+        if complete:
+            rows.append(["total", str(cases), *_cells(total, others, compared)])
+        return header, rows
+
+
+def _wrong(run: SuiteRun, stock: dict[str, str] | None) -> Iterator[str]:
+    for name in sorted(run.outcomes.keys() | (stock or {}).keys()):
+        outcome = run.outcomes.get(name, NO_OUTCOME)
+        expected = stock.get(name, NO_OUTCOME) if stock is not None else outcome
+        if outcome != expected:
+            yield f"{run.suite}.{name}: {outcome} on {run.arm}, {expected} on {arms.STOCK}"
+        elif outcome in ("FAIL", "ERROR", NO_OUTCOME, "unexpected success"):
+            yield f"{run.suite}.{name}: {outcome} on {run.arm}"
+    if run.code is None:
+        yield f"{run.suite} on {run.arm}: not done after {SUITE_TIMEOUT:.0f} s"
+    elif run.code != 0:
+        yield f"{run.suite} on {run.arm}: exit status {run.code}"
+    elif not run.outcomes:
+        yield f"{run.suite} on {run.arm}: it ran no test"
+
+
+def _cells(
+    seconds: dict[str, float | None] | dict[str, float], others: Sequence[str], compared: bool
+) -> list[str]:
+    stock = seconds.get(arms.STOCK)
+    cells = [_number(stock)] if compared else []
+    for arm in others:
+        ours = seconds[arm]
+        cells.append(_number(ours))
+        if compared and stock and ours:
+            saved = stock - ours
+            cells += [_number(saved), f"{saved / stock:.1%}", f"{stock / ours:.1f}x"]
+        elif compared:
+            cells += ["", "", ""]
+    return cells
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
