@@ -163,7 +163,9 @@ class Launcher:
         capture = sys.platform != "win32"
         for rank in range(world_size):
             pipe = _Pipes(capture)
-            theirs: list[Any] = [pipe.peer]
+            # The kernel's notice of a parent's end goes by the thread that started the process.
+            by_main_thread = threading.current_thread() is threading.main_thread()
+            theirs: list[Any] = [by_main_thread, pipe.peer]
             theirs += [Connection(os.dup(c.write_end), readable=False) for c in pipe.captures]
             worker = spawn.Process(
                 target=_worker.spawned_main, name=f"process {rank}", args=tuple(theirs)
@@ -173,7 +175,7 @@ class Launcher:
             except OSError as error:
                 raise StartError(f"cannot spawn rank {rank}: {error}") from error
             finally:
-                for end in theirs[1:]:
+                for end in theirs[2:]:
                     end.close()
             members.append(pipe.member(rank, SpawnedWorker(worker)))
         _send_start(members, Start(generation, -1, world_size, module, context))

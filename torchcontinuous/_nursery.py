@@ -45,7 +45,6 @@ from torchcontinuous._messages import (
 )
 from torchcontinuous.errors import ChannelError
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 #: Longest that killed children are waited for once the parent has gone.
@@ -67,7 +66,7 @@ def main(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> N
     active = True
     # Only for as long as this process cannot watch its connection.
     parent = os.getppid()
-    _die_with_parent(signal.SIGKILL)
+    _worker.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     channel = Channel(Connection(control))
@@ -91,7 +90,7 @@ def main(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> N
         # worker, then the process ends. torch's own (0.1 s for each worker) are for the kernel.
         _libc.on_exit(ctypes.cast(_libc._exit, ctypes.c_void_p), None)
     channel.send(ForkServerReady(reads, notes=tuple(notes)))
-    _die_with_parent(0)
+    _worker.die_with_parent(0)
     _serve_and_leave(channel)
 
 
@@ -143,11 +142,6 @@ def _exit_quickly(exit_code: int) -> NoReturn:
         # CDLL, keeps the interpreter's lock.
         ctypes.PyDLL(None).exit(exit_code)
     os._exit(exit_code)
-
-
-def _die_with_parent(signal_number: int) -> None:
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
 
 def _thread_count() -> int:
@@ -281,7 +275,7 @@ class _ForkServer:
             return None
         if pid == 0:
             self._forget()
-            _die_with_parent(signal.SIGKILL)
+            _worker.die_with_parent(signal.SIGKILL)
             if os.getppid() != own:
                 os._exit(1)
             return job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import math
 import os
@@ -23,6 +24,18 @@ from torchcontinuous.errors import ChannelError
 DUMP_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None
 
 
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends; 0 takes that back.
+
+    The parent is, to Linux, the thread that started this process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
 def prepare_descriptors(stdout: int, stderr: int, dump: int) -> None:
     """Send output and stack dumps where the parent reads them. Before any user code."""
     _output.redirect(stdout, stderr)
@@ -33,9 +46,15 @@ def prepare_descriptors(stdout: int, stderr: int, dump: int) -> None:
 
 
 def spawned_main(
-    commands: Connection[Any, Any], stdout: Any = None, stderr: Any = None, dump: Any = None
+    by_main_thread: bool,
+    commands: Connection[Any, Any],
+    stdout: Any = None,
+    stderr: Any = None,
+    dump: Any = None,
 ) -> None:
     """What a worker under start method ``spawn`` runs. Connections come instead of descriptors."""
+    if by_main_thread and sys.platform == "linux":
+        die_with_parent(signal.SIGKILL)
     if stdout is not None:
         prepare_descriptors(*(os.dup(end.fileno()) for end in (stdout, stderr, dump)))
         for end in (stdout, stderr, dump):
