@@ -68,6 +68,29 @@ def test_reads_are_noted(monkeypatch):
     with _context.noted_reads() as reads:
         os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")  # A fork server's own.
     assert reads == {}
+
+
+def test_going_through_all_variables_depends_on_all(monkeypatch):
+    monkeypatch.setenv("TC_A", "a")
+    ways = (
+        lambda: {k: v for k, v in os.environ.items() if k.startswith("TC_")},
+        lambda: [k for k in os.environ if k.startswith("TC_")],
+        lambda: next(iter(os.environ)),
+    )
+    for way in ways:
+        with _context.noted_reads() as reads:
+            way()
+        now = dict(os.environ)
+        assert _context.fits(reads, now)
+        assert _context.fits(reads, {**now, "PYTEST_CURRENT_TEST": "another"})
+        assert not _context.fits(reads, {**now, "TC_A": "b"})
+        assert not _context.fits(reads, {**now, "TC_NEW": "b"})
+        del now["TC_A"]
+        assert not _context.fits(reads, now)
+    with _context.noted_reads(going_through_counts=False) as reads:
+        for way in ways:
+            way()
+    assert reads == {}
     os.environ.pop("TC_SET")
     assert type(os.environ).__name__ == "_Environ"
 

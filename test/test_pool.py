@@ -45,6 +45,9 @@ class FakeProcess:
         self.killed = True
         self.end(-9)
 
+    def terminate(self):
+        self.end(-15)
+
     def dump_stacks(self):
         return False
 

@@ -39,6 +39,11 @@ def capture_context() -> ProcessContext:
     )
 
 
+def imports_alike(one: ProcessContext, other: ProcessContext) -> bool:
+    """Whether a module could find no difference, besides the environment, when it is imported."""
+    return (one.directory, one.path, one.argv) == (other.directory, other.path, other.argv)
+
+
 class _Environment:
     """This process's environment variables, decoded again only where they have changed."""
 
@@ -115,18 +120,31 @@ def reseed() -> None:
         numpy.random.seed()
 
 
+#: Stands, among the names that were looked up, for the set of all names.
+ALL_NAMES = "*"
+
+#: Changes with every test; code that goes through all variables is not meant to see it.
+_VOLATILE = {"PYTEST_CURRENT_TEST"}
+
+
 class _NotingEnviron(type(os.environ)):  # type: ignore[misc]
-    """``os.environ`` that notes which names are looked up. Going through all of them, to hand
-    them on to a child process, say, is not a look-up."""
+    """``os.environ`` that notes which names are looked up.
+
+    A copy of all (``dict(os.environ)``, to hand it to a child process) is no look-up: it takes
+    every name, and then every value in that order. Whoever goes through the names otherwise may
+    choose among them, and depends on all.
+    """
 
     noted: set[str]
-    _handed_on: Sequence[object] = ()
+    _current: object = None
+    _values_due: Sequence[object] = ()
 
     def __getitem__(self, name: str) -> str:
-        # dict(os.environ) takes all names, then each value in that order.
-        if self._handed_on and self._handed_on[-1] == name:
-            self._handed_on = self._handed_on[:-1]
-        elif isinstance(name, str):  # (os.get_exec_path asks in bytes.)
+        if self._values_due and self._values_due[-1] == name:
+            self._values_due = self._values_due[:-1]
+            if not self._values_due:
+                self.noted.discard(ALL_NAMES)
+        elif name != self._current and isinstance(name, str):  # (get_exec_path asks in bytes.)
             self.noted.add(name)
         return str(super().__getitem__(name))
 
@@ -137,18 +155,26 @@ class _NotingEnviron(type(os.environ)):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[str]:
         names = list(super().__iter__())
-        self._handed_on = names[::-1]
-        return iter(names)
+        already = ALL_NAMES in self.noted
+        self.noted.add(ALL_NAMES)
+        for self._current in names:
+            yield str(self._current)
+        self._current = None
+        # Taken back if all values follow.
+        self._values_due = () if already else names[::-1]
 
 
 Reads = dict[str, tuple[str | None, str | None]]
 
 
 @contextmanager
-def noted_reads() -> Iterator[Reads]:
+def noted_reads(going_through_counts: bool = True) -> Iterator[Reads]:
     """Collect the environment variables that Python code looks up (or changes) meanwhile.
 
     At the end the mapping holds each one's value before and after (None: not set).
+
+    Args:
+        going_through_counts: whether code that goes through all variables depends on all.
     """
     original = os.environ.__class__
     before = dict(os.environ)
@@ -160,9 +186,13 @@ def noted_reads() -> Iterator[Reads]:
         yield reads
     finally:
         os.environ.__class__ = original
-        os.environ.__dict__.pop("noted", None)
-        os.environ.__dict__.pop("_handed_on", None)
+        for name in ("noted", "_current", "_values_due"):
+            os.environ.__dict__.pop(name, None)
         after = dict(os.environ)
+        if not going_through_counts:
+            noted.discard(ALL_NAMES)
+        if ALL_NAMES in noted:
+            noted |= (before.keys() | after.keys()) - _VOLATILE
         noted -= FORK_SERVER_ENVIRONMENT.keys()
         noted |= {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
         reads.update({name: (before.get(name), after.get(name)) for name in sorted(noted)})
@@ -173,4 +203,6 @@ def fits(reads: Mapping[str, tuple[str | None, str | None]], environ: Mapping[st
 
     A value that the import itself set counts as well: the parent has imported the same.
     """
-    return all(environ.get(name) in values for name, values in reads.items())
+    if ALL_NAMES in reads and not environ.keys() <= reads.keys() | _VOLATILE:
+        return False
+    return all(environ.get(n) in values for n, values in reads.items() if n != ALL_NAMES)

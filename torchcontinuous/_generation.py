@@ -90,13 +90,13 @@ class Generation:
         self.world_size = world_size
         self.members = crew.members
         self.tests: list[str] = []
-        self.context = context
+        self.context = self._first = context
         self.dead: dict[int, int | None] = {}  # rank: exit code
         self.reports: dict[int, RankReport] = {}
         self.start_deadline = time.monotonic() + _settings.start_timeout()
         self._crew = crew
         self._started: dict[int, Started] = {}
-        self._sequence = 0
+        self.sequence = 0
         self._waiter = _Waiter()
         self._rendezvous: str | None = None
         for member in self.members:
@@ -123,6 +123,8 @@ class Generation:
 
     def fits(self, context: ProcessContext) -> bool:
         """Whether a fresh interpreter under ``context`` would have imported the same."""
+        if not _context.imports_alike(context, self._first):
+            return False
         environ = context.environ
         if environ == self.context.environ:
             return True
@@ -139,7 +141,7 @@ class Generation:
     def send(self, job: Job, sequence: int, context: ProcessContext) -> None:
         """Have every rank run a test."""
         self.reports = {}
-        self._sequence = sequence
+        self.sequence = sequence
         run = Run(
             self.number,
             sequence,
@@ -184,7 +186,7 @@ class Generation:
             self._started[member.rank] = message
         elif isinstance(message, Finished) and (message.generation, message.sequence) == (
             self.number,
-            self._sequence,
+            self.sequence,
         ):
             self.reports[member.rank] = message.report
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 from torchcontinuous._pool import Ticket
+from torchcontinuous._report import RankReport
 
 
 class RankProcess:
@@ -22,30 +24,43 @@ class RankProcess:
     def exitcode(self) -> int | None:
         """The exit code that the rank's own process would have had; None while it runs.
 
-        While the test is joined by code other than ours (stock's loop, under a class's own
-        ``_join_processes``), asking waits for it: that loop would sleep between its looks.
+        While the test is joined by stock's loop (under a class's own ``_join_processes``), asking
+        waits for it: that loop would sleep between its looks.
         """
         if self._ticket.reports is None and self._ticket.foreign_join:
             self._collect()
-        if self._ticket.reports is None:
-            return None
-        return self._ticket.reports[self._rank].exit_code
+        report = self._report()
+        return None if report is None else report.exit_code
+
+    def _report(self) -> RankReport | None:
+        if self._ticket.reports is None and self._ticket.pool.is_finished(self._ticket):
+            self._collect()  # Does not wait: every rank has reported.
+        if self._ticket.reports is not None:
+            return self._ticket.reports[self._rank]
+        return self._ticket.pool.report_of(self._ticket, self._rank)
 
     def is_alive(self) -> bool:
         """Whether the rank still runs the test."""
-        return self._ticket.reports is None and self._ticket.pool.is_alive(self._rank)
+        return self._report() is None
 
     def terminate(self) -> None:
-        """End the rank's process, if it still runs the test."""
-        if self._ticket.reports is None:
-            self._ticket.pool.terminate(self._rank)
+        """Send the rank's process SIGTERM, if it still runs the test."""
+        if self._report() is None:
+            self._ticket.pool.terminate(self._ticket, self._rank)
 
-    kill = terminate
+    def kill(self) -> None:
+        """Kill the rank's process, if it still runs the test."""
+        if self._report() is None:
+            self._ticket.pool.kill(self._ticket, self._rank)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the test, whose own time-out bounds this."""
-        if self._ticket.reports is None:
-            self._collect()
+        """Wait for the test: at most ``timeout`` seconds, or until the test's own time-out."""
+        if timeout is None:
+            if self._ticket.reports is None:
+                self._collect()
+            return
+        self._ticket.pool.wait_for(self._ticket, self._rank, timeout)
+        self._report()
 
 
 class RankPipe:
@@ -61,7 +76,7 @@ class RankPipe:
         if self._ticket.reports is None:
             return []
         report = self._ticket.reports[self._rank]
-        messages: list[Any] = list(report.pipe)
+        messages: list[Any] = [pickle.loads(message) for message in report.pipe]
         if not messages and report.failure is not None:
             messages.append(report.failure.traceback)
         if report.stack:

@@ -99,7 +99,7 @@ class Launcher:
         """Start a nursery beside the parent's own imports, without waiting for it."""
         if _settings.start_method() == "fork" and not self._nurseries:
             with contextlib.suppress(StartError):
-                self._nurseries.append(Nursery(_context.capture_context().environ))
+                self._nurseries.append(Nursery(_context.capture_context()))
 
     def launch(
         self, generation: int, world_size: int, module: ClassReference, context: ProcessContext
@@ -133,8 +133,7 @@ class Launcher:
         )
         pipes = [_Pipes() for _ in range(world_size)]
         requests: list[tuple[object, list[int]]] = [
-            (ForkWorker(f"process {rank}", os.getpid()), pipe.theirs())
-            for rank, pipe in enumerate(pipes)
+            (ForkWorker(rank, os.getpid()), pipe.theirs()) for rank, pipe in enumerate(pipes)
         ]
         try:
             forked = server.fork(requests, deadline)
@@ -196,7 +195,7 @@ class Launcher:
         self._forget_broken()
         while len(self._nurseries) >= MAX_NURSERIES:
             self._drop_nursery(self._nurseries[0])
-        nursery = Nursery(context.environ)
+        nursery = Nursery(context)
         self._nurseries.append(nursery)
         nursery.wait_until_ready(deadline)
         return nursery
@@ -216,11 +215,12 @@ class Launcher:
             return None
         kept = self._templates.setdefault(key, [])
         for template in kept:
-            if not template.broken and template.fits(context.environ):
+            alike = _context.imports_alike(template.context, context)
+            if alike and not template.broken and template.fits(context.environ):
                 return template
         ours, theirs = Pipe()
         template = ForkServer(
-            Channel(ours, STALL_SECONDS), f"the template of {module.module}", context.environ
+            Channel(ours, STALL_SECONDS), f"the template of {module.module}", context
         )
         try:
             request = ForkTemplate(module, preparation, context)

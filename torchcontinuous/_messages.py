@@ -113,7 +113,7 @@ class ForkTemplate:
 class ForkWorker:
     """Fork a worker. Its descriptors follow: commands, stdout, stderr, stack dumps."""
 
-    name: str
+    rank: int
     parent_pid: int
 
 

@@ -72,7 +72,8 @@ def main(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> N
     channel = Channel(Connection(control))
     os.environ.update(_context.WORKER_ENVIRONMENT | _context.FORK_SERVER_ENVIRONMENT)
     notes = [f"preload {name} left out: it made forking unsafe" for name in excluded]
-    with _context.noted_reads() as reads:
+    # torch goes through all variables for this or that; what it sees only so does not count.
+    with _context.noted_reads(going_through_counts=False) as reads:
         importlib.import_module(_torch_api.STOCK_MODULE)
         threads = _threads_that_stay()
         for name in preload:
@@ -304,9 +305,6 @@ class _ForkServer:
             if ended is None:
                 return
             pid = ended.si_pid
-            if pid in self._workers:
-                # Its number is its group's: kill the rest while the number cannot be used again.
-                self._kill_group(pid)
             _, status = os.waitpid(pid, 0)
             children = self._workers if pid in self._workers else self._templates
             pidfd = children.pop(pid, None)
@@ -320,16 +318,18 @@ class _ForkServer:
                 with contextlib.suppress(ChannelError):
                     self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
 
-    def _kill(self, pid: int) -> None:
-        self._kill_group(pid)
+    @staticmethod
+    def _kill(pid: int) -> None:
+        """Kill a child, whose number is its own until it is waited for, and its descendants."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            # Stopped first, so that it starts nothing meanwhile.
+            process.suspend()
+            for descendant in process.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    descendant.kill()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-    @staticmethod
-    def _kill_group(pid: int) -> None:
-        # A worker leads a group of its own; until it does, the group does not exist.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
 
     def _kill_adopted(self) -> None:
         """Kill processes that workers left behind. Only once no worker lives whose they may be."""
@@ -358,15 +358,15 @@ class _ForkServer:
 
 def _be_worker(request: ForkWorker, descriptors: list[int]) -> tuple[int, bool]:
     """In a forked child: run tests until told to end."""
-    os.setpgid(0, 0)
     commands, stdout, stderr, dump = descriptors
     _worker.prepare_descriptors(stdout, stderr, dump)
     # The way in that multiprocessing's own children take (coverage tools hook it).
     end = _worker.WorkerEnd()
     channel = Channel(Connection(commands))
     process: Any = get_context("spawn").Process(
-        target=_worker.serve, name=request.name, args=(channel, end)
+        target=_worker.serve, name=f"process {request.rank}", args=(channel, end)
     )
+    process._identity = (request.rank + 1,)
     process._parent_pid = request.parent_pid
     process._parent_name = "MainProcess"
     exit_code = process._bootstrap(parent_sentinel=_sentinel(request.parent_pid))

@@ -119,26 +119,11 @@ class Capture:
 
 
 def redirect(stdout: int, stderr: int) -> None:
-    """In a worker: let descriptors 1 and 2 be these, and Python's streams write there."""
+    """In a worker: let descriptors 1 and 2, to which Python's streams write, be these."""
+    flush()
     for descriptor, target in ((stdout, 1), (stderr, 2)):
         os.dup2(descriptor, target, inheritable=True)
         os.close(descriptor)
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream = _text_stream(descriptor)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-
-
-def _text_stream(descriptor: int) -> TextIO:
-    # As an interpreter makes them for a pipe: stderr by the line.
-    return open(
-        descriptor,
-        "w",
-        encoding="utf-8",
-        errors="backslashreplace",
-        buffering=1 if descriptor == 2 else -1,
-        closefd=False,
-    )
 
 
 def flush() -> None:

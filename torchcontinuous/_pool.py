@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -257,17 +258,51 @@ class Pool:
                     report, ending=Ending.DIED, exit_code=code, failure=None
                 )
 
-    def is_alive(self, rank: int) -> bool:
-        """Whether the process of a rank lives."""
-        if self._generation is None:
-            return False
-        self._generation.watch(0)
-        return rank not in self._generation.dead
+    def _running(self, ticket: Ticket) -> Generation | None:
+        """The generation that runs this very test, or None."""
+        generation = self._generation
+        if self._state is not State.BUSY or generation is None:
+            return None
+        return generation if generation.sequence == ticket.sequence else None
 
-    def terminate(self, rank: int) -> None:
+    def report_of(self, ticket: Ticket, rank: int) -> RankReport | None:
+        """A rank's report so far, without waiting for it; one made for it if it is dead."""
+        generation = self._running(ticket)
+        if generation is None:
+            # Given up: nobody collected it.
+            return RankReport(rank, Ending.KILLED, -signal.SIGTERM)
+        generation.watch(0)
+        self._report_the_dead(generation)
+        return generation.reports.get(rank)
+
+    def is_finished(self, ticket: Ticket) -> bool:
+        """Whether collecting the test would not wait."""
+        generation = self._running(ticket)
+        if generation is None:
+            return False
+        generation.watch(0)
+        return not generation.unfinished
+
+    def wait_for(self, ticket: Ticket, rank: int, seconds: float) -> None:
+        """Wait until a rank has reported or ``seconds`` have passed."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            generation = self._running(ticket)
+            if generation is None or self.report_of(ticket, rank) is not None:
+                return
+            generation.watch(deadline)
+
+    def terminate(self, ticket: Ticket, rank: int) -> None:
+        """Send the process of a rank that runs a test SIGTERM."""
+        generation = self._running(ticket)
+        if generation is not None:
+            generation.members[rank].process.terminate()
+
+    def kill(self, ticket: Ticket, rank: int) -> None:
         """Kill the process of a rank that runs a test."""
-        if self._generation is not None:
-            self._generation.kill([self._generation.members[rank]])
+        generation = self._running(ticket)
+        if generation is not None:
+            generation.kill([generation.members[rank]])
 
     def forget(self) -> None:
         """In a fork of this process: close what belongs to the parent."""

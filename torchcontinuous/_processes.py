@@ -16,7 +16,14 @@ import psutil
 
 from torchcontinuous import _context, _nursery, _settings, _worker
 from torchcontinuous._channel import STALL_SECONDS, Channel
-from torchcontinuous._messages import Exited, Forked, ForkFailed, ForkServerReady, Kill
+from torchcontinuous._messages import (
+    Exited,
+    Forked,
+    ForkFailed,
+    ForkServerReady,
+    Kill,
+    ProcessContext,
+)
 from torchcontinuous.errors import ChannelError, StartError
 
 logger = logging.getLogger("torchcontinuous")
@@ -66,6 +73,9 @@ class WorkerProcess(Protocol):
     def exit_code(self) -> int | None:
         """The exit code of a process that has ended, negative for a signal; None if unknown."""
 
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+
     def kill(self) -> None:
         """Kill it and what it started."""
 
@@ -79,12 +89,13 @@ class WorkerProcess(Protocol):
 class ForkServer:
     """The parent's view of a nursery or template."""
 
-    def __init__(self, channel: Channel, what: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, channel: Channel, what: str, context: ProcessContext) -> None:
         self.channel = channel
+        self.context = context
         self.what = what
         self.broken = False
         self.ready: ForkServerReady | None = None
-        self._native = native_variables(environ)
+        self._native = native_variables(context.environ)
         self._exit_codes: dict[int, int] = {}
 
     def wait_until_ready(self, deadline: float) -> ForkServerReady:
@@ -176,7 +187,7 @@ class ForkServer:
         return self._exit_codes.get(pid)
 
     def kill(self, pid: int) -> None:
-        """Kill a worker and its process group."""
+        """Kill a worker and its descendants."""
         with contextlib.suppress(StartError):
             if not self.broken:
                 self._send(Kill(pid), [])
@@ -194,7 +205,7 @@ class ForkServer:
 class Nursery(ForkServer):
     """A nursery: the fork server that was started by exec."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, context: ProcessContext) -> None:
         ours, theirs = Pipe()
         self._log = os.memfd_create("torchcontinuous-nursery")
         control = theirs.fileno()
@@ -203,7 +214,7 @@ class Nursery(ForkServer):
             # A session of its own: a terminal's Ctrl-C is for the parent to deal with.
             self._process = subprocess.Popen(
                 command,
-                env=dict(environ),
+                env=dict(context.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -215,7 +226,7 @@ class Nursery(ForkServer):
             raise StartError(f"cannot start the nursery: {error}") from error
         finally:
             theirs.close()
-        super().__init__(Channel(ours, STALL_SECONDS), "the nursery", environ)
+        super().__init__(Channel(ours, STALL_SECONDS), "the nursery", context)
 
     @property
     def pid(self) -> int:
@@ -279,10 +290,15 @@ class ForkedWorker:
             return False
         return True
 
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
-        # Its group first, by the one process that knows whether the number is still the group's.
+        # By the one process that knows whether the number is still the worker's; and by this one,
+        # should that be busy or dead.
         self._server.kill(self.pid)
-        self._signal(signal.SIGKILL)
+        if self._server.broken:
+            self._signal(signal.SIGKILL)
 
     def dump_stacks(self) -> bool:
         assert _worker.DUMP_SIGNAL is not None
@@ -310,6 +326,9 @@ class SpawnedWorker:
     def exit_code(self) -> int | None:
         self._process.join(EXIT_CODE_SECONDS)
         return self._process.exitcode  # type: ignore[no-any-return]
+
+    def terminate(self) -> None:
+        self._process.terminate()
 
     def kill(self) -> None:
         for child in _descendants(self.pid):

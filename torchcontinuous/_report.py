@@ -40,7 +40,7 @@ class RankReport:
     """One rank's part in one test.
 
     ``exit_code`` is what stock's process would have ended with; None while it has not.
-    ``pipe`` holds what the test sent through the pipe that stock hands to ``_run``.
+    ``pipe`` holds what the test sent, pickled, through the pipe that stock hands to ``_run``.
     ``used_up`` says why the worker must not run another test, or is None.
     ``stack`` is the rank's Python stack at the time-out, if it could still answer.
     """
@@ -50,7 +50,7 @@ class RankReport:
     exit_code: int | None
     failure: Failure | None = None
     skip_reason: str | None = None
-    pipe: tuple[object, ...] = ()
+    pipe: tuple[bytes, ...] = ()
     used_up: str | None = None
     stack: str = ""
 

@@ -76,5 +76,5 @@ class Attempt:
             else:
                 getattr(self._result, name)(self._test, *rest, **keywords)
         self._held.clear()
-        if self._stopped:
+        if self._stopped or not self._first:
             self._result.stopTest(self._test)

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -100,7 +101,8 @@ class TestPipe:
     __test__ = False  # Not a test class, whatever pytest thinks of the name.
 
     def __init__(self) -> None:
-        self.messages: list[object] = []
+        self.messages: list[bytes] = []
+        self.pid = os.getpid()
         self._drainer: threading.Thread | None = None
         if sys.platform == "win32":
             self._own, self.connection = Pipe()
@@ -119,12 +121,12 @@ class TestPipe:
     def _drain(self) -> None:
         try:
             while True:
-                self.messages.append(self._own.recv())
-        except Exception:  # End of file, or something that cannot be unpickled.
+                self.messages.append(self._own.recv_bytes())
+        except (EOFError, OSError):
             return
 
-    def finish(self) -> tuple[str, ...]:
-        """Close; the texts that were sent, in order (nothing else crosses a process)."""
+    def finish(self) -> tuple[bytes, ...]:
+        """Close; what was sent, in order and as it was sent: it is for the parent to unpickle."""
         with contextlib.suppress(OSError):
             self.connection.close()
         if self._drainer is not None:
@@ -136,7 +138,7 @@ class TestPipe:
             self._drainer.join(timeout=5)
         with contextlib.suppress(OSError):
             self._own.close()
-        return tuple(m for m in self.messages if isinstance(m, str))
+        return tuple(self.messages)
 
 
 class _DrainedConnection(Connection):  # type: ignore[type-arg]
@@ -206,6 +208,9 @@ def _keyword_names(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
 
 def _report_on(rank: int, pipe: TestPipe, ended_by: BaseException | None) -> RankReport:
     exit_code, raised = _exit_code(ended_by)
+    if os.getpid() != pipe.pid:
+        # A fork that the test made: its end is its own, and no report of the rank's.
+        raise SystemExit(exit_code)
     messages = pipe.finish()
     failure = skip_reason = used_up = None
     if exit_code in _torch_api.test_skips():
@@ -215,13 +220,21 @@ def _report_on(rank: int, pipe: TestPipe, ended_by: BaseException | None) -> Ran
         if raised is not None:
             failure = describe(raised)
         elif exit_code == TEST_ERROR_EXIT_CODE and messages:
-            text = messages[-1]
+            text = _text(messages[-1])
             failure = Failure("Exception", text.strip().rpartition("\n")[2], text, False)
     if used_up is None and _torch_api.started_rpc():
         used_up = "its test started an RPC agent"
     return RankReport(
         rank, Ending.REPORTED, exit_code, failure, skip_reason, messages, used_up=used_up
     )
+
+
+def _text(message: bytes) -> str:
+    """The traceback that stock's run_test sends."""
+    try:
+        return str(pickle.loads(message))
+    except Exception as error:
+        return f"(a message that cannot be unpickled: {error})"
 
 
 def _exit_code(error: BaseException | None) -> tuple[int, BaseException | None]:

@@ -80,7 +80,8 @@ def started_rpc() -> bool:
 def seeds_before_the_test(cls: Any) -> bool:
     """Whether nothing of the class's own runs before ``run_test`` has seeded the generators."""
     stock = stock_test_case()
-    return cls._run.__func__ is stock._run.__func__ and cls.run_test is stock.run_test
+    own = getattr(cls._run, "__func__", cls._run)
+    return own is stock._run.__func__ and cls.run_test is stock.run_test
 
 
 def silence_event_listener() -> None:

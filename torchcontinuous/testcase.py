@@ -12,7 +12,6 @@ import inspect
 import logging
 import os
 import sys
-import tempfile
 import unittest
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ from torchcontinuous._generation import Job
 from torchcontinuous._handles import RankPipe, RankProcess
 from torchcontinuous._messages import ClassReference, Style
 from torchcontinuous._pool import Codes, Pool, Ticket
-from torchcontinuous._report import Outcome, RankReport, Verdict
+from torchcontinuous._report import Ending, Outcome, RankReport, Verdict
 from torchcontinuous._rerun import Attempt
 from torchcontinuous.errors import (
     ConfigurationError,
@@ -193,7 +192,24 @@ class ContinuousMixin:
     _continuous_ticket: Ticket | None = None
     _continuous_started = False
     _continuous_failed = False
+    _continuous_doubtful = False
+    _continuous_made_file: str | None = None
     _continuous_level: str | None = None
+
+    @property
+    def file_name(self: Any) -> str:
+        """Stock's file for the ranks to meet by; a class may put another in its place."""
+        try:
+            return str(self.__dict__["file_name"])
+        except KeyError:
+            raise AttributeError("file_name: it is made by setUp") from None
+
+    @file_name.setter
+    def file_name(self: Any, value: str) -> None:
+        self.__dict__["file_name"] = value
+        if sys._getframe(1).f_code is MultiProcessTestCase.setUp.__code__:
+            # Made by stock, which leaves it; any other is the user's own.
+            self._continuous_made_file = value
 
     # Starting
 
@@ -257,7 +273,6 @@ class ContinuousMixin:
         if self._continuous_ticket is None:
             super()._join_processes(fn)  # type: ignore[misc]
             return
-        self._continuous_codes = self._continuous_declared(fn)
         try:
             if super()._join_processes.__func__ is not MultiProcessTestCase._join_processes:  # type: ignore[misc]
                 self._continuous_ticket.foreign_join = True
@@ -274,8 +289,9 @@ class ContinuousMixin:
             self._continuous_failed = True
             raise
 
-    def _continuous_declared(self: Any, fn: Any) -> Codes:
+    def _continuous_declared(self: Any) -> Codes:
         """What the test declared about exit codes, keyed as stock keys it."""
+        fn = getattr(getattr(self, self._testMethodName), "__wrapped__", None)
         special = getattr(self, "special_return_code_checks", {})
         return Codes(
             expected=special.get(fn, 0),
@@ -287,10 +303,13 @@ class ContinuousMixin:
     def _continuous_collect(self: Any) -> None:
         """Wait for the test's reports, and pass its output on."""
         ticket: Ticket = self._continuous_ticket
+        self._continuous_codes = self._continuous_declared()
         try:
             ticket.pool.collect(ticket, _torch_api.test_timeout(self.id()), self._continuous_codes)
         finally:
             _replay(ticket.output)
+        # It may have been an earlier test's doing, and rank 0's exit code 0 would hide it.
+        self._continuous_doubtful = any(r.ending is Ending.DIED for r in ticket.reports or ())
 
     def _continuous_judge(self: Any, fn: Any) -> None:
         """Raise what the test's verdict calls for."""
@@ -357,27 +376,32 @@ class ContinuousMixin:
         try:
             self._continuous_attempt(last)
             ticket = self._continuous_ticket
-            # A suite whose set-up is wrong is told so once, not again at "process" level.
-            if (
-                ticket is not None
-                and self._continuous_failed
-                and (ticket.lost or (ticket.ran_before and not ticket.job.fresh))
-            ):
+            if ticket is not None and self._continuous_to_be_repeated(ticket):
                 again = self._continuous_successor(given)
-                last = Attempt(result, self, first=False)
-                last._stopped = True
-                again._continuous_attempt(last)
-                if not again._continuous_failed and not ticket.lost:
-                    leak = self._continuous_leak(ticket)
+                second = Attempt(result, self, first=False)
+                again._continuous_attempt(second)
+                # One that got no verdict (setUp skipped, say) says nothing about the first.
+                if again._continuous_ticket is not None and again._continuous_ticket.reports:
+                    last = second
+                    if self._continuous_failed and not again._continuous_failed and not ticket.lost:
+                        leak = self._continuous_leak(ticket)
         finally:
             last.deliver(instead_of_success=leak)
         return result
+
+    def _continuous_to_be_repeated(self: Any, ticket: Ticket) -> bool:
+        if ticket.lost:
+            return bool(self._continuous_failed)
+        used = bool(ticket.ran_before) and not ticket.job.fresh
+        return used and (self._continuous_failed or self._continuous_doubtful)
 
     def _continuous_attempt(self: Any, attempt: Attempt) -> None:
         try:
             super().run(attempt)  # type: ignore[misc]
         finally:
-            _remove_temporary(getattr(self, "file_name", None))
+            if self._continuous_made_file is not None:
+                with contextlib.suppress(OSError):
+                    os.remove(self._continuous_made_file)
 
     def _continuous_successor(self: Any, given: dict[str, Any]) -> Any:
         """A new instance for the second attempt, with what the runner had put on the first."""
@@ -414,18 +438,8 @@ class ContinuousMixin:
 
 
 def _is_plain(proc: Any) -> bool:
-    """Whether ``_start_processes`` was given one of multiprocessing's own process classes."""
-    return inspect.isclass(proc) and issubclass(proc, get_context("spawn").Process.__mro__[1])
-
-
-def _remove_temporary(name: object) -> None:
-    """Remove the file that stock's setUp makes and leaves; nothing that could be the user's."""
-    if not isinstance(name, str):
-        return
-    folder, base = os.path.split(name)
-    if folder == tempfile.gettempdir() and base.startswith(tempfile.gettempprefix()):
-        with contextlib.suppress(OSError):
-            os.remove(name)
+    """Whether ``_start_processes`` was given what stock gives it."""
+    return proc is get_context("spawn").Process
 
 
 class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: ignore[misc,valid-type]
@@ -487,7 +501,7 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
         return type(self).pg is None
 
     def _join_processes(self, fn: Any) -> None:
-        if not self._continuous_started:
+        if not self._continuous_started and not self.processes:
             cls = type(self)
             size = inspect.getattr_static(cls, "world_size", None)
             default = size is inspect.getattr_static(MultiProcessTestCase, "world_size")
