@@ -18,7 +18,7 @@ LAYERS = {
     "_worker": 5,
     "_nursery": 6, "_processes": 6, "_launcher": 6,
     "_generation": 7, "_pool": 7,
-    "_handles": 8, "_rerun": 8, "testcase": 8,
+    "_registry": 8, "_handles": 8, "_rerun": 8, "testcase": 8,
     "__init__": 9,
 }  # fmt: skip
 
@@ -27,7 +27,7 @@ WITHIN = {
     ("_settings", "errors"), ("_torch_api", "errors"),
     ("_processes", "_nursery"), ("_launcher", "_nursery"), ("_launcher", "_processes"),
     ("_pool", "_generation"),
-    ("testcase", "_rerun"), ("testcase", "_handles"),
+    ("testcase", "_rerun"), ("testcase", "_handles"), ("testcase", "_registry"),
 }  # fmt: skip
 
 

@@ -28,8 +28,8 @@ layer  module                              holds
 6      ``_nursery``, ``_processes``,       the fork server; processes as their supervisor sees
        ``_launcher``                       them; starting workers
 7      ``_generation``, ``_pool``          supervision
-8      ``_handles``, ``_rerun``,           the unittest adapter
-       ``testcase``
+8      ``_registry``, ``_handles``,        the unittest adapter
+       ``_rerun``, ``testcase``
 ====== =================================== ==================================================
 
 Importing this package does not import torch; using one of the test classes does.

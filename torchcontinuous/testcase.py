@@ -6,7 +6,6 @@ where it failed in a used worker; all else of the class it is mixed into stays a
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import inspect
 import logging
@@ -20,8 +19,6 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from torchcontinuous import (
-    _launcher,
-    _output,
     _process_group,
     _report,
     _settings,
@@ -30,17 +27,16 @@ from torchcontinuous import (
 )
 from torchcontinuous._generation import Job
 from torchcontinuous._handles import RankPipe, RankProcess
-from torchcontinuous._messages import ClassReference, Style
-from torchcontinuous._pool import Codes, Pool, Ticket
+from torchcontinuous._messages import Style
+from torchcontinuous._pool import Codes, Ticket
+from torchcontinuous._registry import check_world_size, pools, refer_to, replay
 from torchcontinuous._report import Ending, Outcome, RankReport, Verdict
 from torchcontinuous._rerun import Attempt
 from torchcontinuous.errors import (
-    ConfigurationError,
     RankWarning,
     StartError,
     StateLeakError,
     StateLeakWarning,
-    UnreachableClassError,
     WorkerAssertionError,
     WorkerError,
 )
@@ -72,110 +68,6 @@ def isolated(level: str) -> Callable[[_F], _F]:
         return function
 
     return mark
-
-
-class _Pools:
-    """The pools of this process, by test class and world size: never inherited by a subclass."""
-
-    def __init__(self) -> None:
-        self._pools: dict[type, dict[int, Pool]] = {}
-        self._levels: dict[type, str] = {}
-        self._registered = False
-
-    def get(self, cls: Any, world_size: int) -> Pool:
-        """The class's pool of this size, made if need be; it ends with the class."""
-        starter = _launcher.launcher()
-        if not self._registered:
-            self._registered = True
-            atexit.register(self.close_all)  # Before the launcher's: registered after it.
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self.forget)
-        of_class = self._pools.get(cls)
-        if of_class is None:
-            of_class = self._pools[cls] = {}
-            # tearDownClass may be overridden without a call of super's: cleanups always run.
-            cls.addClassCleanup(self.close, cls)
-        if world_size not in of_class:
-            of_class[world_size] = Pool(starter)
-        return of_class[world_size]
-
-    def close(self, cls: type) -> None:
-        """End a class's workers, and pass on what they wrote since their last test."""
-        for pool in self._pools.pop(cls, {}).values():
-            _replay(pool.close())
-
-    def close_all(self) -> None:
-        """End every worker of this process."""
-        for cls in list(self._pools):
-            self.close(cls)
-
-    def forget(self) -> None:
-        """In a fork of this process: the pools are the parent's."""
-        for of_class in self._pools.values():
-            for pool in of_class.values():
-                pool.forget()
-        self._pools.clear()
-
-    def raised_level(self, cls: type) -> str:
-        """The level at which a class goes on after a leak was found in it."""
-        return self._levels.get(cls, "none")
-
-    def raise_level(self, cls: type) -> None:
-        self._levels[cls] = "process"
-
-
-_pools = _Pools()
-
-
-def _replay(output: list[tuple[bytes, bytes]]) -> None:
-    for rank, (stdout, stderr) in enumerate(output):
-        _output.replay(rank, stdout, sys.stdout)
-        _output.replay(rank, stderr, sys.stderr)
-
-
-def _refer_to(cls: type) -> ClassReference:
-    """How workers find a class.
-
-    Raises:
-        UnreachableClassError: they cannot.
-    """
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    module = sys.modules.get(cls.__module__)
-    if module is None:
-        raise UnreachableClassError(name, f"there is no module {cls.__module__}")
-    found: Any = module
-    for part in cls.__qualname__.split("."):
-        if part == "<locals>":
-            raise UnreachableClassError(name, "it is defined in a function")
-        found = getattr(found, part, None)
-    if found is not cls:
-        raise UnreachableClassError(name, f"that name belongs to {found!r}")
-    file = getattr(module, "__file__", None)
-    if cls.__module__ == "__main__" and file is None:
-        raise UnreachableClassError(name, "its module has no file (an interactive session?)")
-    return ClassReference(cls.__module__, file and os.path.abspath(file), cls.__qualname__)
-
-
-def _check_world_size(cls: type, value: Any) -> int:
-    """A usable number of ranks; -2 means all devices.
-
-    Raises:
-        ConfigurationError: it is negative, or not a whole number.
-        unittest.SkipTest: it is -2, and there are no devices.
-    """
-    setting = f"{cls.__module__}.{cls.__qualname__}.world_size"
-    try:
-        number = int(value)
-        whole = isinstance(value, str) or number == value
-    except (TypeError, ValueError, OverflowError):
-        number, whole = -1, False
-    if number == -2 and whole:
-        number = _torch_api.device_count()
-        if number == 0:
-            raise unittest.SkipTest("No devices available")
-    if number < 0 or not whole:
-        raise ConfigurationError(setting, value, "Give a number of ranks, 0 or more")
-    return number
 
 
 class ContinuousMixin:
@@ -220,7 +112,7 @@ class ContinuousMixin:
             logger.debug("%s starts processes of its own kind: left to stock", self.id())
             super()._start_processes(proc)  # type: ignore[misc]
             return
-        self._continuous_dispatch("stock", _check_world_size(type(self), self.world_size))
+        self._continuous_dispatch("stock", check_world_size(type(self), self.world_size))
 
     def _continuous_dispatch(self: Any, style: Style, world_size: int) -> None:
         self.processes = []
@@ -229,7 +121,7 @@ class ContinuousMixin:
             return
         cls = type(self)
         job = Job(
-            _refer_to(cls),
+            refer_to(cls),
             self._current_test_name(),
             self.file_name,
             world_size,
@@ -237,7 +129,7 @@ class ContinuousMixin:
             fresh=self._continuous_isolation() == "process",
             keywords={"fake_pg": getattr(self, "fake_pg", False)},
         )
-        ticket = _pools.get(cls, world_size).dispatch(job)
+        ticket = pools.get(cls, world_size).dispatch(job)
         self._continuous_ticket = ticket
         # setUp may raise from here on, and tearDown may leave super out.
         self.addCleanup(self._continuous_cancel)
@@ -256,7 +148,7 @@ class ContinuousMixin:
             _settings.check_isolation(cls.isolation, setting),
             _settings.isolation() or "none",
             getattr(method, _ISOLATION_MARK, "none"),
-            _pools.raised_level(cls),
+            pools.raised_level(cls),
             self._continuous_level or "none",
         }
         return max(levels, key=_settings.LEVELS.index)
@@ -265,7 +157,7 @@ class ContinuousMixin:
         """After the test: give up what was dispatched and never joined."""
         ticket = self._continuous_ticket
         if ticket is not None and ticket.reports is None:
-            _replay(ticket.pool.cancel())
+            replay(ticket.pool.cancel())
 
     # Joining
 
@@ -307,7 +199,7 @@ class ContinuousMixin:
         try:
             ticket.pool.collect(ticket, _torch_api.test_timeout(self.id()), self._continuous_codes)
         finally:
-            _replay(ticket.output)
+            replay(ticket.output)
         # It may have been an earlier test's doing, and rank 0's exit code 0 would hide it.
         self._continuous_doubtful = any(r.ending is Ending.DIED for r in ticket.reports or ())
 
@@ -413,7 +305,7 @@ class ContinuousMixin:
 
     def _continuous_leak(self: Any, ticket: Ticket) -> Any:
         """Report that state leaked into the test; exception information where that is a failure."""
-        _pools.raise_level(type(self))
+        pools.raise_level(type(self))
         before = ticket.ran_before
         named = ", ".join(before[-_TESTS_NAMED:])
         if len(before) > _TESTS_NAMED:
@@ -508,5 +400,5 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
             backend = _process_group.backend_of(cls)
             _process_group.check_backend(f"{cls.__module__}.{cls.__qualname__}", backend)
             wanted = -2 if default else self.world_size
-            self._continuous_dispatch("class", _check_world_size(cls, wanted))
+            self._continuous_dispatch("class", check_world_size(cls, wanted))
         super()._join_processes(fn)

@@ -1,0 +1,118 @@
+"""The pools of a test process, by test class; and what a class has to be to have one."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import unittest
+from typing import Any
+
+from torchcontinuous import _launcher, _output, _torch_api
+from torchcontinuous._messages import ClassReference
+from torchcontinuous._pool import Pool
+from torchcontinuous.errors import ConfigurationError, UnreachableClassError
+
+
+class Pools:
+    """The pools of this process, by test class and world size: never inherited by a subclass."""
+
+    def __init__(self) -> None:
+        self._pools: dict[type, dict[int, Pool]] = {}
+        self._levels: dict[type, str] = {}
+        self._registered = False
+
+    def get(self, cls: Any, world_size: int) -> Pool:
+        """The class's pool of this size, made if need be; it ends with the class."""
+        starter = _launcher.launcher()
+        if not self._registered:
+            self._registered = True
+            atexit.register(self.close_all)  # Before the launcher's: registered after it.
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self.forget)
+        of_class = self._pools.get(cls)
+        if of_class is None:
+            of_class = self._pools[cls] = {}
+            # tearDownClass may be overridden without a call of super's: cleanups always run.
+            cls.addClassCleanup(self.close, cls)
+        if world_size not in of_class:
+            of_class[world_size] = Pool(starter)
+        return of_class[world_size]
+
+    def close(self, cls: type) -> None:
+        """End a class's workers, and pass on what they wrote since their last test."""
+        for pool in self._pools.pop(cls, {}).values():
+            replay(pool.close())
+
+    def close_all(self) -> None:
+        """End every worker of this process."""
+        for cls in list(self._pools):
+            self.close(cls)
+
+    def forget(self) -> None:
+        """In a fork of this process: the pools are the parent's."""
+        for of_class in self._pools.values():
+            for pool in of_class.values():
+                pool.forget()
+        self._pools.clear()
+
+    def raised_level(self, cls: type) -> str:
+        """The level at which a class goes on after a leak was found in it."""
+        return self._levels.get(cls, "none")
+
+    def raise_level(self, cls: type) -> None:
+        self._levels[cls] = "process"
+
+
+pools = Pools()
+
+
+def replay(output: list[tuple[bytes, bytes]]) -> None:
+    for rank, (stdout, stderr) in enumerate(output):
+        _output.replay(rank, stdout, sys.stdout)
+        _output.replay(rank, stderr, sys.stderr)
+
+
+def refer_to(cls: type) -> ClassReference:
+    """How workers find a class.
+
+    Raises:
+        UnreachableClassError: they cannot.
+    """
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    module = sys.modules.get(cls.__module__)
+    if module is None:
+        raise UnreachableClassError(name, f"there is no module {cls.__module__}")
+    found: Any = module
+    for part in cls.__qualname__.split("."):
+        if part == "<locals>":
+            raise UnreachableClassError(name, "it is defined in a function")
+        found = getattr(found, part, None)
+    if found is not cls:
+        raise UnreachableClassError(name, f"that name belongs to {found!r}")
+    file = getattr(module, "__file__", None)
+    if cls.__module__ == "__main__" and file is None:
+        raise UnreachableClassError(name, "its module has no file (an interactive session?)")
+    return ClassReference(cls.__module__, file and os.path.abspath(file), cls.__qualname__)
+
+
+def check_world_size(cls: type, value: Any) -> int:
+    """A usable number of ranks; -2 means all devices.
+
+    Raises:
+        ConfigurationError: it is negative, or not a whole number.
+        unittest.SkipTest: it is -2, and there are no devices.
+    """
+    setting = f"{cls.__module__}.{cls.__qualname__}.world_size"
+    try:
+        number = int(value)
+        whole = isinstance(value, str) or number == value
+    except (TypeError, ValueError, OverflowError):
+        number, whole = -1, False
+    if number == -2 and whole:
+        number = _torch_api.device_count()
+        if number == 0:
+            raise unittest.SkipTest("No devices available")
+    if number < 0 or not whole:
+        raise ConfigurationError(setting, value, "Give a number of ranks, 0 or more")
+    return number
