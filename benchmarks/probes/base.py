@@ -7,47 +7,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
-import torch.distributed as dist
-from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+from benchmarks.base import CLASS_STYLE, GroupTest
 
-from benchmarks import arms
+__all__ = ["CLASS_STYLE", "NOTES", "Probe"]
 
 #: Names the file that workers write their notes to.
 NOTES = "BENCH_NOTES"
 
-#: On torch's own class workers start with the class, and one group stands for all its tests.
-CLASS_STYLE = arms.current() == arms.TORCH
 
-Base: Any = MultiProcContinuousTest if CLASS_STYLE else arms.on_arm(MultiProcessTestCase)
-
-
-class Probe(Base):
-    world_size = 4
-
-    @classmethod
-    def backend_str(cls) -> str:
-        return "gloo"
-
-    def setUp(self) -> None:
-        super().setUp()
-        if not CLASS_STYLE:
-            self._spawn_processes()
-
-    @contextmanager
-    def group(self) -> Iterator[None]:
-        """A process group: the test's own, or the one that the class keeps."""
-        if CLASS_STYLE:
-            yield
-            return
-        store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group("gloo", rank=self.rank, world_size=self.world_size, store=store)
-        yield
-        dist.destroy_process_group()
-
+class Probe(GroupTest):
     def note(self, event: str, value: float) -> None:
         """Write down what this worker alone knows; one write, so that ranks do not mix."""
         line = json.dumps({"event": event, "rank": self.rank, "value": value}) + "\n"

@@ -1,0 +1,45 @@
+"""The bases of suites and probes: 4 gloo ranks, in stock style, on the arm's own class."""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+
+from benchmarks import arms
+
+#: On torch's own class workers start with the class, and one group stands for all its tests.
+CLASS_STYLE = arms.current() == arms.TORCH
+
+_Base: Any = MultiProcContinuousTest if CLASS_STYLE else arms.on_arm(MultiProcessTestCase)
+
+
+class GroupTest(_Base):
+    """A class whose tests make a process group of their own, where none stands already."""
+
+    world_size = 4
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return "gloo"
+
+    def setUp(self) -> None:
+        super().setUp()
+        if not CLASS_STYLE:
+            self._spawn_processes()
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """The default process group, for as long as the test needs it."""
+        if CLASS_STYLE:
+            yield
+            return
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", rank=self.rank, world_size=self.world_size, store=store)
+        yield
+        dist.destroy_process_group()
