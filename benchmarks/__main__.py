@@ -1,4 +1,4 @@
-"""Run small DTensor and c10d suites on stock and on reused workers: one table.
+"""Run suites of DTensor, tensor-parallel and c10d tests on stock and on reused workers: one table.
 
 Each file runs on each arm as a user runs it, ``python -m unittest`` in a process of its own, the
 arms in turn. The exit status is 1 if a test fails, or comes out otherwise than on stock.
@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import arms, tables
-from benchmarks.comparison import SUITES, Comparison, run_suite
+from benchmarks import arms, ordered, tables
+from benchmarks.comparison import LEFT_OUT, QUICK_SUITES, SUITES, Comparison, run_suite
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -20,7 +20,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks", description=__doc__, allow_abbrev=False
     )
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--quick", action="store_true", help="each arm once: about two minutes")
+    amount.add_argument(
+        "--quick", action="store_true", help="small suites, each arm once: about two minutes"
+    )
     amount.add_argument(
         "--repeat", type=int, default=3, metavar="N", help="runs of each (default: %(default)s)"
     )
@@ -28,25 +30,38 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--suite", choices=SUITES, action="append", help="only this one (may be given again)"
     )
     parser.add_argument(
-        "--arms", choices=arms.SUITE_ARMS, nargs="+", default=arms.SUITE_ARMS, help="default: all"
+        "--arms",
+        choices=arms.ALL_ARMS,
+        nargs="+",
+        default=arms.SUITE_ARMS,
+        help=f"default: {' '.join(arms.SUITE_ARMS)}",
+    )
+    parser.add_argument(
+        "--order",
+        type=ordered.order,
+        default=ordered.FORWARDS,
+        help="of each suite's tests, on every arm: forwards (default), reversed or shuffle:SEED",
     )
     parsed = parser.parse_args(arguments)
     if parsed.repeat < 1:
         parser.error("--repeat: give 1 or more")
     if parsed.quick:
         parsed.repeat = 1
+    parsed.suite = parsed.suite or (QUICK_SUITES if parsed.quick else SUITES)
     return parsed
 
 
-def measure(comparison: Comparison, suites: Sequence[str], repeat: int) -> None:
+def measure(comparison: Comparison, suites: Sequence[str], repeat: int, order: str) -> None:
     """Run everything, the arms in turn, with a line for each run."""
     plan = [(s, a) for _ in range(repeat) for s in suites for a in comparison.arms]
     for number, (suite, arm) in enumerate(plan, 1):
         print(f"[{number}/{len(plan)}] {suite}.py on {arm} ...", end=" ", flush=True)
-        run = run_suite(suite, arm)
+        run = run_suite(suite, arm, order)
         comparison.runs.append(run)
-        passed = sum(outcome == "ok" for outcome in run.outcomes.values())
-        print(f"{passed} of {len(run.outcomes)} passed, {run.seconds:.1f} s", flush=True)
+        outcomes = list(run.outcomes.values())
+        left_out = f", {outcomes.count(LEFT_OUT)} {LEFT_OUT}" if LEFT_OUT in outcomes else ""
+        passed = f"{outcomes.count('ok')} of {len(outcomes)} passed"
+        print(f"{passed}{left_out}, {run.seconds:.1f} s", flush=True)
 
 
 def report(comparison: Comparison) -> int:
@@ -69,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted = False
     began = time.monotonic()
     try:
-        measure(comparison, parsed.suite or SUITES, parsed.repeat)
+        measure(comparison, parsed.suite, parsed.repeat, parsed.order)
     except KeyboardInterrupt:
         interrupted = True
         print("interrupted: what was measured so far follows")

@@ -7,21 +7,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from benchmarks import arms
+from benchmarks import arms, ordered
 from benchmarks.processes import run_python
 
-SUITES = ("c10d", "dtensor", "device_mesh")
+#: The suites of a quick run: three tests each, or fewer.
+QUICK_SUITES = ("c10d", "dtensor", "device_mesh")
 
-#: Seconds for one run of a suite: stock takes 40 for three tests on a loaded two-core machine.
-SUITE_TIMEOUT = 300.0
+#: Every suite: a file each in benchmarks/suites.
+SUITES = (
+    *QUICK_SUITES,
+    "dtensor_mesh",
+    "dtensor_modules",
+    "dtensor_ops",
+    "dtensor_placements",
+    "dtensor_random",
+    "dtensor_tools",
+    "dtensor_views",
+    "tensor_parallel",
+)
+
+#: Seconds for one run of a suite: stock takes 13 for each test on a loaded two-core machine, and
+#: the longest suite has 40.
+SUITE_TIMEOUT = 900.0
 
 #: What a test that never came to an outcome is shown with.
 NO_OUTCOME = "no outcome"
 
+#: A test that is not meant for the arm: not a difference from stock.
+LEFT_OUT = "left out"
+
+#: A test that torch's own class skipped, as it does with whatever follows a failure.
+NOT_RUN = "not run after a failure"
+
+# Skips that are more than that, by how their reasons begin.
+_REASONS = {arms.LEFT_OUT: LEFT_OUT, "Previous test failed": NOT_RUN}
+
 # With -v: the test's name, then its outcome, with whatever its workers wrote between them.
 _TEST = re.compile(r"^(test\w*) \(([\w.]+)\)", re.MULTILINE)
 _OUTCOME = re.compile(
-    r"(?:\.\.\. |^)(ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?:$| ['\"])",
+    r"(?:\.\.\. |^)(ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?:$| ['\"](.*))",
     re.MULTILINE,
 )
 _END = re.compile(r"^(?:={70}|-{70})$", re.MULTILINE)
@@ -41,15 +65,23 @@ class SuiteRun:
     outcomes: dict[str, str]
     output: str
 
+    @property
+    def whole(self) -> bool:
+        """Whether every test was run, so that its seconds can be compared."""
+        return not {LEFT_OUT, NOT_RUN} & set(self.outcomes.values())
+
     def tail(self) -> str:
         """The end of what the run wrote."""
         return "\n".join(f"    {line}" for line in self.output.splitlines()[-_TAIL:])
 
 
-def run_suite(suite: str, arm: str) -> SuiteRun:
+def run_suite(suite: str, arm: str, order: str = ordered.FORWARDS) -> SuiteRun:
     """Run ``python -m unittest`` on a suite, and note the outcome of each test."""
+    runner = ("unittest", "-v")
+    if order != ordered.FORWARDS:
+        runner = ("benchmarks.ordered", f"--order={order}")
     ended = run_python(
-        *("-m", "unittest", "-v", f"benchmarks.suites.{suite}"),
+        *("-m", *runner, f"benchmarks.suites.{suite}"),
         environ=arms.environment(arm),
         timeout=SUITE_TIMEOUT,
     )
@@ -67,8 +99,14 @@ def read_outcomes(output: str) -> dict[str, str]:
         name, place = test.groups()
         test_class = place.removesuffix(f".{name}").rpartition(".")[2]
         outcomes = _OUTCOME.findall(output, test.end(), stop)
-        found[f"{test_class}.{name}"] = outcomes[-1] if outcomes else NO_OUTCOME
+        found[f"{test_class}.{name}"] = _outcome(*outcomes[-1]) if outcomes else NO_OUTCOME
     return found
+
+
+def _outcome(word: str, reason: str) -> str:
+    if word == "skipped":
+        return next((told for begin, told in _REASONS.items() if reason.startswith(begin)), word)
+    return word
 
 
 @dataclass
@@ -79,8 +117,8 @@ class Comparison:
     runs: list[SuiteRun] = field(default_factory=list)
 
     def seconds(self, suite: str, arm: str) -> float | None:
-        """The median for a suite on an arm; None where it was not run."""
-        all_of_it = [r.seconds for r in self.runs if (r.suite, r.arm) == (suite, arm)]
+        """The median for a suite on an arm; None where it was not run, or not the whole of it."""
+        all_of_it = [r.seconds for r in self.runs if (r.suite, r.arm) == (suite, arm) and r.whole]
         return median(all_of_it) if all_of_it else None
 
     def problems(self) -> Iterator[str]:
@@ -120,9 +158,11 @@ def _wrong(run: SuiteRun, stock: dict[str, str] | None) -> Iterator[str]:
     for name in sorted(run.outcomes.keys() | (stock or {}).keys()):
         outcome = run.outcomes.get(name, NO_OUTCOME)
         expected = stock.get(name, NO_OUTCOME) if stock is not None else outcome
+        if outcome == LEFT_OUT:
+            continue
         if outcome != expected:
             yield f"{run.suite}.{name}: {outcome} on {run.arm}, {expected} on {arms.STOCK}"
-        elif outcome in ("FAIL", "ERROR", NO_OUTCOME, "unexpected success"):
+        elif outcome in ("FAIL", "ERROR", NO_OUTCOME, NOT_RUN, "unexpected success"):
             yield f"{run.suite}.{name}: {outcome} on {run.arm}"
     if run.code is None:
         yield f"{run.suite} on {run.arm}: not done after {SUITE_TIMEOUT:.0f} s"

@@ -1,17 +1,23 @@
 """The benchmarks' suites run on reused workers, and the figures' arithmetic is right."""
 
+import argparse
+import subprocess
+import sys
+import unittest
+
 import pytest
 
 import benchmarks.__main__
-from benchmarks import arms, overhead, tables
-from benchmarks.comparison import SUITES
+from benchmarks import arms, comparison, ordered, overhead, tables
+from benchmarks.comparison import QUICK_SUITES, SUITES, Comparison, SuiteRun, read_outcomes
+from benchmarks.processes import ROOT
 
 
 @pytest.mark.parametrize("arm", [arms.NONE, arms.PROCESS])
 def test_suites(suites, arm):
     """DTensor's native caches hold Python objects: a worker must not crash at its end for it."""
     environ = {k: v for k, v in arms.environment(arm).items() if k not in suites.environment()}
-    for suite in SUITES:
+    for suite in QUICK_SUITES:
         run = suites.unittest("-v", f"benchmarks.suites.{suite}", **environ)
         assert run.code == 0, run.output
         assert "Fatal Python error" not in run.output
@@ -28,6 +34,110 @@ def test_arms_choose_the_base(monkeypatch):
     assert arms.environment(arms.PROCESS)["TORCHCONTINUOUS_ISOLATION"] == "process"
     assert "TORCHCONTINUOUS_ISOLATION" not in arms.environment(arms.NONE)
     assert arms.environment(arms.NONE)[arms.VARIABLE] == arms.NONE
+
+
+def test_torch_arm(monkeypatch):
+    class MultiProcessTestCase(unittest.TestCase):
+        pass
+
+    for arm, left_out in ((arms.NONE, False), (arms.TORCH, True)):
+        monkeypatch.setenv(arms.VARIABLE, arm)
+        marked = arms.not_on_torch("it says why")(type("Test", (unittest.TestCase,), {}))
+        assert getattr(marked, "__unittest_skip__", False) is left_out
+    base = arms.on_arm(MultiProcessTestCase)
+    assert base.__unittest_skip_why__.startswith(arms.LEFT_OUT)
+    assert not hasattr(MultiProcessTestCase, "__unittest_skip__")
+
+
+def test_torch_arm_has_a_class_of_its_own():
+    """In a process of its own: torch's DTensor helpers are not for pytest's."""
+    code = (
+        "from benchmarks.suites.dtensor import PlacementTest as t;"
+        "print([c.__name__ for c in t.__mro__[1:3]], t.world_size)"
+    )
+    environ = arms.environment(arms.TORCH)
+    told = subprocess.check_output([sys.executable, "-c", code], env=environ, text=True)
+    assert told == "['DTensorTestBase', 'DTensorContinuousTestBase'] 4\n"
+
+
+TORCH_OUTPUT = """\
+test_a (m.Test.test_a) ... skipped 'left out on torch: reason'
+test_b (m.Test.test_b) ... FAIL
+test_c (m.Test.test_c) ... skipped "Previous test failed, skipping m.Test.test_c"
+test_d (m.Test.test_d) ... skipped 'on stock too'
+
+======================================================================
+"""
+
+
+def test_skips_on_torch_arm():
+    """What is left out there is no difference; what its failure took along is."""
+    ours = read_outcomes(TORCH_OUTPUT)
+    assert list(ours.values()) == [comparison.LEFT_OUT, "FAIL", comparison.NOT_RUN, "skipped"]
+    stock = dict.fromkeys(ours, "ok") | {"Test.test_d": "skipped"}
+    runs = [
+        SuiteRun("s", arms.STOCK, 0, 9.0, stock, ""),
+        SuiteRun("s", arms.TORCH, 0, 3.0, ours, ""),
+    ]
+    compared = Comparison([arms.STOCK, arms.TORCH], runs)
+    problems = list(compared.problems())
+    assert "s.Test.test_c: not run after a failure on torch, ok on stock" in problems
+    assert not [p for p in problems if "test_a" in p or "test_d" in p]
+    assert compared.seconds("s", arms.STOCK) == 9.0
+    assert compared.seconds("s", arms.TORCH) is None
+
+
+class SampleA(unittest.TestCase):
+    __test__ = False
+
+    def test_1(self):
+        pass
+
+    test_2 = test_3 = test_4 = test_1
+
+
+class SampleB(SampleA):
+    pass
+
+
+def load(order):
+    samples = [f"{__name__}.SampleA", f"{__name__}.SampleB"]
+    loaded = ordered.OrderedLoader(order).loadTestsFromNames(samples)
+    return [test.id().removeprefix(f"{__name__}.Sample") for test in loaded]
+
+
+def test_orders():
+    forwards = load(ordered.FORWARDS)
+    assert forwards == [f"{c}.test_{n}" for c in "AB" for n in (1, 2, 3, 4)]
+    assert load(ordered.REVERSED) == [f"{c}.test_{n}" for c in "AB" for n in (4, 3, 2, 1)]
+    shuffles = [load(f"shuffle:{seed}") for seed in range(8)]
+    assert shuffles[3] == load("shuffle:3")
+    for shuffled in shuffles:
+        assert sorted(shuffled) == forwards
+        assert len({test[0] for test in shuffled[:4]}) == 1, "classes stay together"
+    assert {shuffled[0][0] for shuffled in shuffles} == {"A", "B"}
+
+
+def test_order_is_checked():
+    assert ordered.order("shuffle:12") == "shuffle:12"
+    for text in ("backwards", "shuffle", "shuffle:", "shuffle:x"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            ordered.order(text)
+
+
+def test_options():
+    parsed = benchmarks.__main__.parse(["--quick"])
+    assert (parsed.suite, parsed.repeat) == (QUICK_SUITES, 1)
+    assert parsed.arms == arms.SUITE_ARMS
+    assert benchmarks.__main__.parse([]).suite == SUITES
+    chosen = ["--suite", "tensor_parallel", "--arms", "torch", "--order", "reversed"]
+    parsed = benchmarks.__main__.parse(chosen)
+    assert (parsed.suite, parsed.arms, parsed.order) == (["tensor_parallel"], ["torch"], "reversed")
+
+
+def test_every_suite_is_listed():
+    files = {path.stem for path in (ROOT / "benchmarks" / "suites").glob("[!_]*.py")}
+    assert files == set(SUITES)
 
 
 def test_figures():
@@ -50,7 +160,7 @@ def test_tables():
 
 
 def test_bad_options_are_told():
-    for command in (["--repeat", "0"], ["--suite", "nothing"]):
+    for command in (["--repeat", "0"], ["--suite", "nothing"], ["--order", "up"]):
         with pytest.raises(SystemExit) as caught:
             benchmarks.__main__.main(command)
         assert caught.value.code == 2
