@@ -43,11 +43,13 @@ NOT_RUN = "not run after a failure"
 _REASONS = {arms.LEFT_OUT: LEFT_OUT, "Previous test failed": NOT_RUN}
 
 # With -v: the test's name, then its outcome, with whatever its workers wrote between them.
-_TEST = re.compile(r"^(test\w*) \(([\w.]+)\)", re.MULTILINE)
+# A parametrised test's name may hold more than an identifier may; Python 3.10 does not repeat it.
+_TEST = re.compile(r"^(test\S*) \(([\w.]+?)(?:\.\1)?\)", re.MULTILINE)
 _OUTCOME = re.compile(
     r"(?:\.\.\. |^)(ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?:$| ['\"](.*))",
     re.MULTILINE,
 )
+_RAN = re.compile(r"^Ran (\d+) tests? in ", re.MULTILINE)
 _END = re.compile(r"^(?:={70}|-{70})$", re.MULTILINE)
 
 #: Lines of a run's output that are shown where something was wrong with it.
@@ -97,7 +99,7 @@ def read_outcomes(output: str) -> dict[str, str]:
     ends = [test.start() for test in tests[1:]] + [end.start() if end else len(output)]
     for test, stop in zip(tests, ends, strict=True):
         name, place = test.groups()
-        test_class = place.removesuffix(f".{name}").rpartition(".")[2]
+        test_class = place.rpartition(".")[2]
         outcomes = _OUTCOME.findall(output, test.end(), stop)
         found[f"{test_class}.{name}"] = _outcome(*outcomes[-1]) if outcomes else NO_OUTCOME
     return found
@@ -170,6 +172,9 @@ def _wrong(run: SuiteRun, stock: dict[str, str] | None) -> Iterator[str]:
         yield f"{run.suite} on {run.arm}: exit status {run.code}"
     elif not run.outcomes:
         yield f"{run.suite} on {run.arm}: it ran no test"
+    ran = _RAN.findall(run.output)
+    if ran and int(ran[-1]) != len(run.outcomes):
+        yield f"{run.suite} on {run.arm}: {ran[-1]} tests ran, {len(run.outcomes)} were understood"
 
 
 def _cells(

@@ -106,6 +106,25 @@ def load(order):
     return [test.id().removeprefix(f"{__name__}.Sample") for test in loaded]
 
 
+NAMES_OUTPUT = """\
+test_dim_-1 (m.Test.test_dim_-1) ... ok
+test_shard_S(1) (m.Test.test_shard_S(1)) ... FAIL
+test_older (m.Test)
+Its first line of text. ... ok
+
+----------------------------------------------------------------------
+Ran 4 tests in 1.0s
+"""
+
+
+def test_no_test_is_lost():
+    outcomes = read_outcomes(NAMES_OUTPUT)
+    expected = {"test_dim_-1": "ok", "test_shard_S(1)": "FAIL", "test_older": "ok"}
+    assert outcomes == {f"Test.{name}": outcome for name, outcome in expected.items()}
+    compared = Comparison([arms.NONE], [SuiteRun("s", arms.NONE, 0, 1.0, outcomes, NAMES_OUTPUT)])
+    assert "s on none: 4 tests ran, 3 were understood" in list(compared.problems())
+
+
 def test_orders():
     forwards = load(ordered.FORWARDS)
     assert forwards == [f"{c}.test_{n}" for c in "AB" for n in (1, 2, 3, 4)]
