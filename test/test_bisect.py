@@ -1,21 +1,24 @@
 """``python -m torchcontinuous bisect``: the search in memory, and the command as users run it."""
 
+import json
 import math
 import re
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from test.suites import order
 from torchcontinuous import __main__ as command
 from torchcontinuous._bisect import minimise, ordered
 
 #: Seconds for one search in a small suite, on a loaded machine.
 SEARCH_SECONDS = 120
 
-#: Seconds in which a bad id is answered: the time to import torch, at most.
-ANSWER_SECONDS = 60
+#: Seconds in which an id is answered that needs no torch to be seen as bad.
+ANSWER_SECONDS = 15
 
 #: Two of ten tests leave something outside their own module that together fails the last.
 SUITE = """
@@ -95,6 +98,26 @@ def test_orders():
             ordered("abc", bad)
 
 
+def test_order_of_a_suite(monkeypatch):
+    """Within each class; of the classes too where they are shuffled."""
+    items = [SimpleNamespace(cls=cls, name=f"{cls}{i}") for cls in "ABCDE" for i in range(4)]
+
+    def names(value):
+        monkeypatch.setenv(order.VARIABLE, value)
+        changed = list(items)
+        order.pytest_collection_modifyitems(changed)
+        return [item.name for item in changed]
+
+    plain = [item.name for item in items]
+    assert names("forwards") == plain
+    assert names("reversed")[:5] == ["A3", "A2", "A1", "A0", "B3"]
+    shuffled = names("shuffle:1")
+    assert sorted(shuffled) == plain
+    classes = [name[0] for name in shuffled[::4]]
+    assert classes == ordered("ABCDE", "shuffle:1") != list("ABCDE")
+    assert [name[0] for name in shuffled] == [cls for cls in classes for _ in range(4)]
+
+
 def test_arguments(capsys):
     assert command.main([]) == 0
     assert "bisect" in capsys.readouterr().out
@@ -107,6 +130,30 @@ def test_arguments(capsys):
 
 def bisect(suites, *arguments, timeout=SEARCH_SECONDS, **environ):
     return suites.python("-m", "torchcontinuous", "bisect", *arguments, timeout=timeout, **environ)
+
+
+#: Several searches in one interpreter: each costs an import of torch otherwise.
+SEVERAL = """
+import json, sys
+from torchcontinuous.__main__ import main
+sys.path.insert(0, "")
+for arguments in json.loads(sys.argv.pop()):
+    print("exit status", main(["bisect", *arguments]), flush=True)
+"""
+
+
+def bisect_each(suites, expected, code):
+    """Search with each key of ``expected``; the output of each, which holds what is expected."""
+    run = suites.python(
+        "-c", SEVERAL, json.dumps(list(expected)), timeout=SEARCH_SECONDS
+    )  # fmt: skip
+    assert run.code == 0, run.output
+    outputs = re.split(r"(?<=exit status \d)\n", run.output)[:-1]
+    for (arguments, answers), output in zip(expected.items(), outputs, strict=True):
+        for answer in (*answers, f"exit status {code}"):
+            assert answer in output, arguments
+        assert "Traceback" not in output
+        assert "To reproduce" not in output
 
 
 @pytest.fixture
@@ -191,7 +238,7 @@ def test_nothing_to_find(suites):
             def test_1(self): pass
         """
     )
-    for test, answers in {
+    expected = {
         "Test.test_3": ["not seen to fail", "leaked into test_2", "bisect test_it.Test.test_2"],
         "Test.test_4": ["fails on its own: nothing leaked", "unittest test_it.Test.test_4"],
         "Test.test_5": ["skipped on its own"],
@@ -199,12 +246,8 @@ def test_nothing_to_find(suites):
         "Alone.test_1": ["only test of its class"],
         "Fresh.test_2": ["runs at level 'process'"],
         "Broken.test_1": ["class could not be set up"],
-    }.items():
-        run = bisect(suites, f"test_it.{test}")
-        assert run.code == 1, (test, run.output)
-        for answer in answers:
-            assert answer in run.output
-        assert "To reproduce" not in run.output
+    }
+    bisect_each(suites, {(f"test_it.{test}",): a for test, a in expected.items()}, 1)
     suites.assert_nothing_left()
 
 
@@ -242,7 +285,7 @@ def test_bad_ids(suite):
     )
     (suite.folder / "test_broken.py").write_text("import sys; sys.exit(3)\n")
     test = "test_it.Test.test_9"
-    for arguments, answer in {
+    expected = {
         ("nowhere.Test.test_1",): "No module named 'nowhere'",
         ("test_it.Test.test_none",): "has no attribute 'test_none'",
         ("test_it.py::Test::test_none",): "has no attribute 'test_none'",
@@ -254,11 +297,11 @@ def test_bad_ids(suite):
         (test, "--from", "test_none"): "No module named 'test_none'",
         (test, "--from", "test_other.Other.test_1"): "not of the same class",
         (test, "--from", "test_9"): "the test itself",
-    }.items():
-        run = bisect(suite, *arguments, timeout=ANSWER_SECONDS)
-        assert run.code == 2, (arguments, run.output)
-        assert answer in run.output
-        assert "Traceback" not in run.output
+    }
+    bisect_each(suite, {arguments: [answer] for arguments, answer in expected.items()}, 2)
+    run = bisect(suite, "nowhere.Test.test_1", timeout=ANSWER_SECONDS)
+    assert run.code == 2
+    assert run.output.count("\n") == 1
     run = bisect(suite, test, timeout=ANSWER_SECONDS, TORCHCONTINUOUS_START_TIMEOUT="soon")
     assert run.code == 2
     assert "TORCHCONTINUOUS_START_TIMEOUT" in run.output

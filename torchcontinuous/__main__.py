@@ -10,14 +10,6 @@ from torchcontinuous import _bisect
 from torchcontinuous.errors import TorchContinuousError
 
 
-def _order(text: str) -> str:
-    try:
-        _bisect.ordered((), text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torchcontinuous",
@@ -49,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     before.add_argument(
         "--order",
-        type=_order,
+        type=_bisect.checked_order,
         default="forwards",
         help=f"in which the class's tests ran: {_bisect.ORDERS}",
     )

@@ -6,6 +6,7 @@ of its own, and ``bisect`` is the command around them.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import random
@@ -83,6 +84,19 @@ def ordered(items: Sequence[T], order: str) -> list[T]:
     elif order != "forwards":
         raise ValueError(f"{order!r} is no order: give {ORDERS}")
     return found
+
+
+def checked_order(text: str) -> str:
+    """An order's name, as argparse's ``type``.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such order.
+    """
+    try:
+        ordered((), text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 # Test ids
