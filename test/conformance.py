@@ -1,8 +1,9 @@
 """Run the suites in torch's wheel on reused workers, and compare with what stock gives.
 
-``python -m test.conformance [--suite distributed|rpc] [--isolation none|process]`` runs each
-suite at each level (about ten minutes in all on two idle cores), prints every outcome that is not
-stock's, and exits with 1 if there is one. What stock gives is data: ``test/data/``.
+``python -m test.conformance [--suite distributed|rpc] [--isolation none|process]
+[--order reversed|shuffle:SEED]`` runs each suite at each level in each order (about ten minutes in
+all on two idle cores, for one order), prints every outcome that is not stock's, and exits with 1 if
+there is one. What stock gives is data, and holds in any order: ``test/data/``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+
+from test.suites.order import VARIABLE
+from torchcontinuous._bisect import ORDERS, checked_order
 
 HERE = Path(__file__).parent
 SUITES = {
@@ -41,8 +45,10 @@ def outcomes(report: Path) -> dict[str, str]:
     return found
 
 
-def run(suite: str, level: str, folder: Path, select: str = "") -> tuple[dict[str, str], float]:
-    """Run one suite at one level; outcomes and seconds."""
+def run(
+    suite: str, level: str, folder: Path, select: str = "", order: str = "forwards"
+) -> tuple[dict[str, str], float]:
+    """Run one suite at one level in one order; outcomes and seconds."""
     for name in ("barrier", "test_dir", "init_dir"):
         (folder / "temp" / name).mkdir(parents=True, exist_ok=True)
     report = folder / f"{suite}-{level}.xml"
@@ -54,13 +60,15 @@ def run(suite: str, level: str, folder: Path, select: str = "") -> tuple[dict[st
         "MASTER_ADDR": "127.0.0.1",
         "TEMP_DIR": str(folder / "temp"),
         "TORCHCONTINUOUS_ISOLATION": level,
+        VARIABLE: order,
         "PYTHONPATH": str(HERE.parent),
     }
     if suite == "rpc":
         del environ["WORLD_SIZE"]
     file = HERE / "suites" / f"{SUITES[suite][0]}.py"
     command = [sys.executable, "-m", "pytest", "-q", str(file), f"--junitxml={report}"]
-    command += ["-p", "no:cacheprovider", "--tb=short", "--no-header", "-rN", "--show-capture=no"]
+    command += ["-p", "test.suites.order", "-p", "no:cacheprovider"]
+    command += ["--tb=short", "--no-header", "-rN", "--show-capture=no"]
     command += ["-k", select] if select else []
     began = time.monotonic()
     subprocess.run(
@@ -69,11 +77,11 @@ def run(suite: str, level: str, folder: Path, select: str = "") -> tuple[dict[st
     return outcomes(report), time.monotonic() - began
 
 
-def compare(suite: str, level: str, select: str = "") -> int:
+def compare(suite: str, level: str, select: str = "", order: str = "forwards") -> int:
     """Run, print what differs from stock, return how much does."""
     stock = json.loads((HERE / "data" / SUITES[suite][1]).read_text())["tests"]
     with tempfile.TemporaryDirectory() as folder:
-        ours, seconds = run(suite, level, Path(folder), select)
+        ours, seconds = run(suite, level, Path(folder), select, order)
     expected = {name: stock[name] for name in ours if name in stock} if select else stock
     names = sorted(expected.keys() | ours.keys())
     wrong = [n for n in names if expected.get(n) != ours.get(n)]
@@ -81,7 +89,8 @@ def compare(suite: str, level: str, select: str = "") -> int:
         print(f"  {name}: stock {expected.get(name)}, here {ours.get(name)}")
     same = len(names) - len(wrong)
     print(
-        f"{suite} at level {level!r}: {same} of {len(names)} outcomes as stock's, {seconds:.0f} s"
+        f"{suite} at level {level!r}, {order}: {same} of {len(names)} outcomes as stock's, "
+        f"{seconds:.0f} s"
     )
     sys.stdout.flush()
     return len(wrong)
@@ -90,13 +99,15 @@ def compare(suite: str, level: str, select: str = "") -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--suite", choices=SUITES, action="append")
-    parser.add_argument("--isolation", choices=LEVELS, action="append")
+    parser.add_argument("--isolation", choices=(*LEVELS, "group"), action="append")
+    parser.add_argument("--order", type=checked_order, action="append", help=ORDERS)
     parser.add_argument("-k", dest="select", default="", help="pytest's -k: only some tests")
     arguments = parser.parse_args()
     wrong = sum(
-        compare(suite, level, arguments.select)
+        compare(suite, level, arguments.select, order)
         for suite in arguments.suite or SUITES
         for level in arguments.isolation or LEVELS
+        for order in arguments.order or ["forwards"]
     )
     return 1 if wrong else 0
 

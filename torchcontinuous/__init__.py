@@ -30,6 +30,8 @@ layer  module                              holds
 7      ``_generation``, ``_pool``          supervision
 8      ``_registry``, ``_handles``,        the unittest adapter
        ``_rerun``, ``testcase``
+9      ``_bisect``                         the search for a leak's origin
+10     ``__main__``                        ``python -m torchcontinuous``
 ====== =================================== ==================================================
 
 Importing this package does not import torch; using one of the test classes does.

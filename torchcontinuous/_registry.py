@@ -61,7 +61,12 @@ class Pools:
         return self._levels.get(cls, "none")
 
     def raise_level(self, cls: type) -> None:
+        """Have the class go on in fresh workers."""
         self._levels[cls] = "process"
+
+    def reset_level(self, cls: type) -> None:
+        """Forget the leak, so that the class may be run anew."""
+        self._levels.pop(cls, None)
 
 
 pools = Pools()
