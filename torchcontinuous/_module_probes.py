@@ -164,6 +164,23 @@ class _Functions:
                 yield leak(f"{self.name}.{name}", before, after, True)
 
 
+#: Parts of torch.distributed that tests seldom patch, and that hold half of its names: they are
+#: looked at in turns, one share of them after each test.
+_SELDOM_PATCHED = (
+    "torch.distributed.tensor._ops",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed._shard",
+    "torch.distributed._pycute",
+    "torch.distributed.rpc",
+    "torch.distributed.nn",
+    "torch.distributed.autograd",
+    "torch.distributed.algorithms",
+    "torch.distributed.elastic",
+    "torch.distributed.launcher",
+)
+_TURNS = 10
+
+
 class Patches(Probe):
     """Functions and classes replaced in the modules of ``torch.distributed``.
 
@@ -172,30 +189,40 @@ class Patches(Probe):
 
     def __init__(self) -> None:
         self._modules = NewModules()
-        self._functions: list[_Functions] = []
+        self._often: list[_Functions] = []
+        self._seldom: list[_Functions] = []
+        self._turn = 0
         self._take_in_new()
 
     def _take_in_new(self) -> None:
         for name, module in self._modules.take():
             if name.startswith("torch.distributed") and isinstance(module, types.ModuleType):
-                self._functions.append(_Functions(name, module))
-        self._views = [functions.names.values() for functions in self._functions]
+                seldom = name.startswith(_SELDOM_PATCHED)
+                (self._seldom if seldom else self._often).append(_Functions(name, module))
         self._remember()
 
     def _remember(self) -> None:
-        self._values = [list(view) for view in self._views]
+        # Lists of values compare by identity first, several times as fast as dictionaries do.
+        shares = [self._often, *(self._seldom[turn::_TURNS] for turn in range(_TURNS))]
+        self._shares = [[functions.names.values() for functions in share] for share in shares]
+        self._values = [list(map(list, share)) for share in self._shares]
 
     def changed(self) -> bool:
         if self._modules.any():
             self._take_in_new()
-        # Lists of values compare by identity first, several times as fast as dictionaries do.
-        # Other values than functions change in the course of things; then each is looked at.
-        return list(map(list, self._views)) != self._values
+        self._turn = self._turn % _TURNS + 1
+        try:
+            return any(
+                list(map(list, self._shares[share])) != self._values[share]
+                for share in (0, self._turn)
+            )
+        except Exception:  # Something that was put there cannot be compared.
+            return True
 
     def restore(self) -> Iterator[Leak]:
-        for functions, view, values in zip(self._functions, self._views, self._values, strict=True):
-            if list(view) != values:
-                yield from functions.put_back()
+        # Other values than functions change in the course of things: they are passed over.
+        for functions in (*self._often, *self._seldom):
+            yield from functions.put_back()
         self._remember()
 
 

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from torchcontinuous._probes import (
@@ -232,13 +232,18 @@ class WarningFilters(Probe):
             pass
 
 
+_level_of = itemgetter("level")
+_handlers_of = itemgetter("handlers")
+
+
 class Logging(Probe):
     """Levels, handlers and filters of the loggers there are."""
 
     _state = attrgetter("level", "handlers", "propagate", "disabled", "filters")
 
     def __init__(self) -> None:
-        self._manager = logging.root.manager
+        self._root = logging.root
+        self._manager = self._root.manager
         self._module = Settings(
             [
                 Setting("logging.root.manager.disable", self._disabled, logging.disable),
@@ -256,19 +261,32 @@ class Logging(Probe):
         """Loggers made since: how they were found is how they are to be."""
         self._known = len(self._manager.loggerDict)
         seen = set(map(id, self._loggers))
-        for logger in (logging.root, *self._manager.loggerDict.values()):
+        for logger in (self._root, *self._manager.loggerDict.values()):
             if isinstance(logger, logging.Logger) and id(logger) not in seen:
                 self._loggers.append(logger)
                 self._saved.append(self._copy(logger))
+        self._watch()
 
     def _copy(self, logger: logging.Logger) -> tuple[Any, ...]:
         return tuple(v[:] if isinstance(v, list) else v for v in self._state(logger))
+
+    def _watch(self) -> None:
+        """What ``changed`` compares: there are hundreds of loggers, few of which do anything."""
+        self._vars = list(map(vars, self._loggers))
+        self._levels = list(map(_level_of, self._vars))
+        self._lists = list(map(_handlers_of, self._vars))
+        self._handlers = [handlers[:] for handlers in self._lists]
+        self._busy = [logger for logger in self._loggers if logger.handlers or logger is self._root]
+        self._busy_states = [self._copy(logger) for logger in self._busy]
 
     def changed(self) -> bool:
         return (
             self._known != len(self._manager.loggerDict)
             or self._module.changed()
-            or list(map(self._state, self._loggers)) != self._saved
+            or self._lists != self._handlers
+            or list(map(_handlers_of, self._vars)) != self._handlers
+            or list(map(_level_of, self._vars)) != self._levels
+            or list(map(self._state, self._busy)) != self._busy_states
         )
 
     def restore(self) -> Iterator[Leak]:
