@@ -7,6 +7,7 @@ may do anything.
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
 import types
 from collections import deque
@@ -70,12 +71,14 @@ class _Describer(reprlib.Repr):
             return repr(x)
         if isinstance(x, type):
             return f"<class {x.__module__}.{x.__qualname__}>"
-        if isinstance(x, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
-            return f"<{type(x).__name__} {getattr(x, '__qualname__', x.__name__)}>"
+        if isinstance(x, types.ModuleType):
+            return f"<module {vars(x).get('__name__')}>"
+        if isinstance(x, (types.FunctionType, types.BuiltinFunctionType)):
+            return f"<function {x.__qualname__} at {id(x):#x}>"
         kind = type(x)
         if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
             return str(x)
-        return f"<{kind.__module__}.{kind.__qualname__} object>"
+        return f"<{kind.__module__}.{kind.__qualname__} object at {id(x):#x}>"
 
     def repr1(self, x: Any, level: int) -> str:
         # Repr chooses by the type's name, which a user's class may share with list or dict.
@@ -93,6 +96,18 @@ def short(value: object) -> str:
     except Exception:
         text = object.__repr__(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def difference(before: Sequence[object], after: Sequence[object]) -> tuple[str, str]:
+    """The texts of two sequences, without what they begin and end with alike."""
+    most = min(len(before), len(after))
+    start = next((i for i in range(most) if not same(before[i], after[i])), most)
+    most -= start
+    end = next((i for i in range(most) if not same(before[-1 - i], after[-1 - i])), most)
+    cut = [list(items[start : len(items) - end]) for items in (before, after)]
+    marks = "... " if start else "", " ..." if end else ""
+    shown = [f"{marks[0]}{short(items)[: SHOWN - 8]}{marks[1]}" for items in cut]
+    return shown[0], shown[1]
 
 
 class Probe:
@@ -190,15 +205,19 @@ class Settings(Probe):
         return not (all(map(is_, now, baseline)) or all(map(same, now, baseline)))
 
     def restore(self) -> Iterator[Leak]:
+        found = [
+            (setting, before, after)
+            for setting, before in zip(self._settings, self._baseline, strict=True)
+            if not _equal(before, after := _value(setting))
+        ]
+        for setting, before, _ in found:
+            _put(setting, before)
+        # Setting one may have set another.
         for setting, before in zip(self._settings, self._baseline, strict=True):
-            after = _value(setting)
-            if _equal(before, after):
-                continue
-            restored = setting.put is not None and attempt(
-                lambda: setting.put(before),  # type: ignore[misc] # noqa: B023
-                lambda: _equal(before, _value(setting)),  # noqa: B023
-            )
-            yield leak(setting.what, before, after, restored)
+            if not _equal(before, _value(setting)):
+                _put(setting, before)
+        for setting, before, after in found:
+            yield leak(setting.what, before, after, _equal(before, _value(setting)))
 
 
 class ParentSettings(Settings):
@@ -215,6 +234,12 @@ def _value(setting: Setting) -> object:
         return setting.get()
     except Exception as error:
         return Unreadable(f"{type(error).__name__}: {error}")
+
+
+def _put(setting: Setting, value: object) -> None:
+    if setting.put is not None:
+        with contextlib.suppress(Exception):
+            setting.put(value)
 
 
 def _equal(one: object, other: object) -> bool:

@@ -24,7 +24,9 @@ from torchcontinuous._probes import (
     Settings,
     attempt,
     attributes,
+    difference,
     leak,
+    short,
 )
 from torchcontinuous._report import Leak
 from torchcontinuous._snapshots import Contents, ParentContents
@@ -79,10 +81,15 @@ def cwd() -> Probe:
 
 
 def umask() -> Probe:
-    """The umask, which can only be read by setting it."""
-    return ParentSettings(
-        [Setting("umask", lambda: os.umask(os.umask(0o077)), os.umask)], plain=True
-    )
+    """The umask."""
+    return ParentSettings([Setting("umask", _umask, os.umask)], plain=True)
+
+
+def _umask() -> int:
+    # It can only be read by setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def sys_path() -> Probe:
@@ -215,7 +222,8 @@ class WarningFilters(Probe):
     """Filters of warnings, and how they are shown."""
 
     def __init__(self) -> None:
-        self._filters = Contents({"warnings.filters": (warnings, "filters")})
+        self._filters = self._contents()
+        self._modules = set(sys.modules)
         # catch_warnings(record=True) replaces the second.
         self._shown = Settings(
             attributes("warnings", warnings, "showwarning", "_showwarnmsg_impl", "formatwarning")
@@ -224,8 +232,21 @@ class WarningFilters(Probe):
     def changed(self) -> bool:
         return self._filters.changed() or self._shown.changed()
 
+    def _contents(self) -> Contents:
+        return Contents({"warnings.filters": (warnings, "filters")})
+
     def restore(self) -> Iterator[Leak]:
+        # A module that the test imported first brings filters for warnings of its own, once.
+        filters: Any = warnings.filters
+        brought = [entry for entry in filters if entry[2].__module__ not in self._modules]
+        if brought:
+            filters[:] = [entry for entry in filters if entry not in brought]
         yield from self._filters.restore()
+        if brought:
+            filters = warnings.filters
+            filters[:0] = brought
+            self._filters = self._contents()
+            self._modules = set(sys.modules)
         yield from self._shown.restore()
         # Entering and leaving makes warnings already given be looked at anew under the filters.
         with warnings.catch_warnings():
@@ -301,7 +322,12 @@ class Logging(Probe):
             for name, before, after in zip(names, saved, found, strict=True):
                 if before != after:
                     what = f"logging.getLogger({logger.name!r}).{name}"
-                    yield leak(what, before, after, getattr(logger, name) == before)
+                    texts = (
+                        difference(before, after)
+                        if isinstance(before, list) and isinstance(after, list)
+                        else (short(before), short(after))
+                    )
+                    yield Leak("", what, *texts, getattr(logger, name) == before)
         self._take_in_new()
 
     def _put(self, logger: logging.Logger, saved: tuple[Any, ...]) -> None:

@@ -94,16 +94,31 @@ def _reap(pid: int) -> bool:
         return True
 
 
+#: Where Linux lists the children that a thread started, if it was built to.
+_CHILDREN = "/proc/self/task/{}/children"
+
+
 def _children() -> list[int]:
     """This process's children, from each of its threads."""
     found: list[int] = []
+    if not os.path.exists(_CHILDREN.format(os.getpid())):
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_child(pid)]
     for thread in os.listdir("/proc/self/task"):
         try:
-            with open(f"/proc/self/task/{thread}/children") as file:
+            with open(_CHILDREN.format(thread)) as file:
                 found += map(int, file.read().split())
         except FileNotFoundError:
             continue  # It has ended, and its children are another's.
     return found
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name, in parentheses, may hold anything; then come the state and the parent.
+            return int(file.read().rpartition(")")[2].split()[1]) == os.getpid()
+    except OSError:
+        return False
 
 
 def _lasting_children() -> set[int]:

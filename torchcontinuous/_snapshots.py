@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
-from torchcontinuous._probes import MISSING, Probe, alike, attempt, leak, same
+from torchcontinuous._probes import MISSING, Probe, alike, attempt, difference, leak, same, short
 from torchcontinuous._report import Leak
 
 _CACHE = type(functools.lru_cache(lambda: None))
@@ -90,20 +90,26 @@ class Snapshot:
 
     def put_back(self) -> Leak:
         """Fill the container with what it had."""
-        before, after = self._shown(self._saved), self._shown(self._elements(self.container))
+        before, after = self._shown(self._elements(self.container))
         restored = attempt(
             lambda: self._kind.refill(self.container, self._saved), lambda: not self.changed()
         )
-        return leak(self.what, before, after, restored)
+        return Leak("", self.what, before, after, restored)
 
-    def _shown(self, elements: list[Any]) -> object:
+    def _shown(self, now: list[Any]) -> tuple[str, str]:
+        """Texts of what was and what is, without what is the same in both."""
+        saved = self._saved
         if issubclass(self._kind.type, dict):
-            half = len(elements) // 2
-            try:
-                return dict(zip(elements[:half], elements[half:], strict=True))
-            except Exception:
-                return elements
-        return elements[0] if self._kind.type is bytearray else elements
+            pairs = [
+                list(zip(e[: len(e) // 2], e[len(e) // 2 :], strict=True)) for e in (saved, now)
+            ]
+            return difference(*pairs)
+        if self._kind.type is set:
+            one, other = set(map(id, now)), set(map(id, saved))
+            return difference(
+                [e for e in saved if id(e) not in one], [e for e in now if id(e) not in other]
+            )
+        return difference(saved, now)
 
 
 def snapshots(what: str, value: object, seen: set[int]) -> Iterator[Snapshot]:
@@ -159,12 +165,15 @@ class Contents(Probe):
             moved = found is not saved.container
             if moved:
                 setattr(owner, name, saved.container)
-            changed = saved.changed()
-            if changed:
-                entry = saved.put_back()
-                yield leak(what, saved.container, found, entry.restored) if moved else entry
+            if saved.changed():
+                yield saved.put_back()
             elif moved and not alike(found, saved.container):
-                yield leak(what, saved.container, found, True)
+                texts = (
+                    difference(saved.container, found)
+                    if isinstance(found, list)
+                    else (short(saved.container), short(found))
+                )
+                yield Leak("", what, *texts, True)
 
 
 class ParentContents(Contents):

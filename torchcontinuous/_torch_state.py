@@ -41,6 +41,8 @@ def _comparable(what: str, get: Callable[[], Any], put: Callable[[Any], Any]) ->
     except RuntimeError:  # (Two ways to set a precision were mixed.)
         return what, get, put
     kind: Any = type(value)
+    if isinstance(value, list):
+        return what, lambda: tuple(get()), lambda values: put(list(values))
     if isinstance(value, tuple):
         return what, get, lambda values: put(*values)
     if kind is not bool and hasattr(kind, "__members__"):
@@ -146,12 +148,6 @@ def backend_switches() -> list[Switch]:
     """Precision of matrix products, and the flags of ``torch.backends``."""
     core = _core()
     found: list[Switch] = []
-    get = getattr(core, "_get_fp32_precision_getter", None)
-    put = getattr(core, "_set_fp32_precision_setter", None)
-    if get is not None and put is not None:
-        for place in _PRECISIONS:
-            what = f"fp32_precision of {'.'.join(place)}"
-            found.append((what, partial(get, *place), partial(put, *place)))
     found += _switches(*((name, f"_get_{name}", f"_set_{name}") for name in _BACKEND_FLAGS))
     found += _switches(
         *(
@@ -159,6 +155,13 @@ def backend_switches() -> list[Switch]:
             for name in _ATTENTION_KERNELS
         )
     )
+    # Last, since the legacy flags above write these as well.
+    get = getattr(core, "_get_fp32_precision_getter", None)
+    put = getattr(core, "_set_fp32_precision_setter", None)
+    if get is not None and put is not None:
+        for place in _PRECISIONS:
+            what = f"fp32_precision of {'.'.join(place)}"
+            found.append((what, partial(get, *place), partial(put, *place)))
     return found
 
 
