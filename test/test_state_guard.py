@@ -607,6 +607,20 @@ def test_bookkeeping_is_no_leak(suite):
     assert guard.end() == []
 
 
+def test_making_a_process_group_is_no_leak(suite, tmp_path):
+    guard = Guard(suite.TestIt)
+    hook = sys.excepthook
+    for attempt in range(2):
+        guard.begin()
+        store = dist.FileStore(str(tmp_path / str(attempt)), 1)
+        dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+        dist.all_reduce(torch.ones(2))
+        dist.destroy_process_group()
+        assert sys.excepthook is not hook
+        assert guard.end() == []
+        assert sys.excepthook is hook
+
+
 class Hostile:
     """An object of a user's that answers nothing."""
 
@@ -815,3 +829,29 @@ def test_subclasses_cannot_interfere():
     dict.__setitem__(table, "b", 2)
     assert snapshot.put_back().restored
     assert dict(dict.items(table)) == {"a": 1}
+
+
+def test_a_recursion_limit_that_an_import_raises_stays(suite, monkeypatch):
+    guard = Guard(suite.TestIt, only(suite, "interpreter"))
+    limit = sys.getrecursionlimit()
+    monkeypatch.setitem(sys.modules, "guard_new", suite)
+    sys.setrecursionlimit(limit + 1000)
+    assert guard.end() == []
+    sys.setrecursionlimit(limit)
+    assert guard.end() != []
+    assert sys.getrecursionlimit() == limit + 1000
+    sys.setrecursionlimit(limit)
+
+
+def test_warning_filters_that_an_import_brings_stay(suite, monkeypatch):
+    guard = Guard(suite.TestIt, only(suite, "warnings"))
+    category = type("Deprecated", (UserWarning,), {"__module__": "guard_new"})
+    monkeypatch.setitem(sys.modules, "guard_new", suite)
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", category)
+        warnings.simplefilter("error")
+        guard.end()
+        assert warnings.filters[0][2] is category
+        assert warnings.filters[1][0] != "error"
+        assert guard.end() == []
+    warnings.filters.pop(0)

@@ -203,9 +203,9 @@ class Patches(Probe):
 
     def _remember(self) -> None:
         # Lists of values compare by identity first, several times as fast as dictionaries do.
-        shares = [self._often, *(self._seldom[turn::_TURNS] for turn in range(_TURNS))]
-        self._shares = [[functions.names.values() for functions in share] for share in shares]
-        self._values = [list(map(list, share)) for share in self._shares]
+        self._shares = [self._often, *(self._seldom[turn::_TURNS] for turn in range(_TURNS))]
+        self._views = [[functions.names.values() for functions in s] for s in self._shares]
+        self._values = [list(map(list, views)) for views in self._views]
 
     def changed(self) -> bool:
         if self._modules.any():
@@ -213,7 +213,7 @@ class Patches(Probe):
         self._turn = self._turn % _TURNS + 1
         try:
             return any(
-                list(map(list, self._shares[share])) != self._values[share]
+                list(map(list, self._views[share])) != self._values[share]
                 for share in (0, self._turn)
             )
         except Exception:  # Something that was put there cannot be compared.
@@ -221,9 +221,13 @@ class Patches(Probe):
 
     def restore(self) -> Iterator[Leak]:
         # Other values than functions change in the course of things: they are passed over.
-        for functions in (*self._often, *self._seldom):
-            yield from functions.put_back()
-        self._remember()
+        for share in (0, self._turn):
+            values = self._values[share]
+            for index, view in enumerate(self._views[share]):
+                now = list(view)
+                if len(now) != len(values[index]) or not all(map(is_, now, values[index])):
+                    yield from self._shares[share][index].put_back()
+                    values[index] = list(view)
 
 
 #: Packages whose classes a test may derive from without owning them.

@@ -149,6 +149,8 @@ class Setting:
     what: str
     get: Callable[[], object]
     put: Callable[[Any], object] | None = None
+    #: Tells values that libraries leave in the course of things: put back, and no leak.
+    usual: Callable[[object], bool] = lambda value: False
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,9 @@ class Settings(Probe):
             if not _equal(before, _value(setting)):
                 _put(setting, before)
         for setting, before, after in found:
-            yield leak(setting.what, before, after, _equal(before, _value(setting)))
+            restored = _equal(before, _value(setting))
+            if not (restored and setting.usual(after)):
+                yield leak(setting.what, before, after, restored)
 
 
 class ParentSettings(Settings):

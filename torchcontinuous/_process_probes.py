@@ -12,10 +12,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, cast
 
+from torchcontinuous import _torch_state
 from torchcontinuous._probes import (
     MISSING,
     ParentSettings,
@@ -23,6 +25,7 @@ from torchcontinuous._probes import (
     Setting,
     Settings,
     attempt,
+    attribute,
     attributes,
     difference,
     leak,
@@ -32,7 +35,7 @@ from torchcontinuous._report import Leak
 from torchcontinuous._snapshots import Contents, ParentContents
 
 #: Variables that libraries set for themselves when first used: put back, and no leak of the test's.
-_LIBRARIES_OWN = frozenset({b"TORCHINDUCTOR_CACHE_DIR", b"TRITON_CACHE_DIR"})
+_LIBRARIES_OWN = frozenset(map(os.fsencode, _torch_state.OWN_VARIABLES))
 
 
 class Environment(Probe):
@@ -161,9 +164,8 @@ def hooks() -> Probe:
     """Functions that the interpreter calls: on exceptions, for tracing."""
     return Settings(
         [
-            *attributes(
-                "sys", sys, "excepthook", "displayhook", "unraisablehook", "breakpointhook"
-            ),
+            replace(attribute("sys", sys, "excepthook"), usual=_is_of_process_group),
+            *attributes("sys", sys, "displayhook", "unraisablehook", "breakpointhook"),
             *attributes("threading", threading, "excepthook"),
             Setting("sys.gettrace()", sys.gettrace, sys.settrace),
             Setting("sys.getprofile()", sys.getprofile, sys.setprofile),
@@ -171,6 +173,11 @@ def hooks() -> Probe:
             Setting("threading.getprofile()", threading.getprofile, threading.setprofile),  # type: ignore[arg-type]
         ]
     )
+
+
+def _is_of_process_group(hook: object) -> bool:
+    # Making a group puts one more around the hook there is, to print the rank.
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
 
 
 def streams() -> Probe:
@@ -183,14 +190,25 @@ def streams() -> Probe:
     return Settings([*attributes("sys", sys, "stdin", "stdout", "stderr"), *opened])
 
 
-def interpreter() -> Probe:
+class Interpreter(Settings):
     """Limits of the interpreter."""
-    settings = [
-        Setting("sys.getrecursionlimit()", sys.getrecursionlimit, sys.setrecursionlimit),
-        Setting("sys.getswitchinterval()", sys.getswitchinterval, sys.setswitchinterval),
-        Setting("threading.stack_size()", threading.stack_size, threading.stack_size),
-    ]
-    return Settings(settings, plain=True)
+
+    def __init__(self) -> None:
+        settings = [
+            Setting("sys.getrecursionlimit()", sys.getrecursionlimit, sys.setrecursionlimit),
+            Setting("sys.getswitchinterval()", sys.getswitchinterval, sys.setswitchinterval),
+            Setting("threading.stack_size()", threading.stack_size, threading.stack_size),
+        ]
+        super().__init__(settings, plain=True)
+        self._modules = len(sys.modules)
+
+    def restore(self) -> Iterator[Leak]:
+        # Libraries of deep recursion raise the limit when they are imported (inductor's do), once
+        # for the whole process: it is not to be taken away from them.
+        if len(sys.modules) > self._modules:
+            self._modules = len(sys.modules)
+            self._baseline[0] = max(cast("int", self._baseline[0]), sys.getrecursionlimit())
+        yield from super().restore()
 
 
 def garbage_collector() -> Probe:
@@ -283,7 +301,9 @@ class Logging(Probe):
         self._known = len(self._manager.loggerDict)
         seen = set(map(id, self._loggers))
         for logger in (self._root, *self._manager.loggerDict.values()):
-            if isinstance(logger, logging.Logger) and id(logger) not in seen:
+            if not isinstance(logger, logging.Logger) or logger.name in _torch_state.OWN_LOGGERS:
+                continue
+            if id(logger) not in seen:
                 self._loggers.append(logger)
                 self._saved.append(self._copy(logger))
         self._watch()
@@ -305,7 +325,7 @@ class Logging(Probe):
             self._known != len(self._manager.loggerDict)
             or self._module.changed()
             or self._lists != self._handlers
-            or list(map(_handlers_of, self._vars)) != self._handlers
+            or list(map(_handlers_of, self._vars)) != self._lists
             or list(map(_level_of, self._vars)) != self._levels
             or list(map(self._state, self._busy)) != self._busy_states
         )

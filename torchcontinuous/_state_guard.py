@@ -42,7 +42,7 @@ PROBES: Mapping[str, Factory] = {
     "streams": _alike_for_all(_process_probes.streams),
     "warnings": _alike_for_all(_process_probes.WarningFilters),
     "logging": _alike_for_all(_process_probes.Logging),
-    "interpreter": _alike_for_all(_process_probes.interpreter),
+    "interpreter": _alike_for_all(_process_probes.Interpreter),
     "gc": _alike_for_all(_process_probes.garbage_collector),
     "start_method": _alike_for_all(_process_probes.start_method),
     "deterministic": _alike_for_all(_torch_probes.deterministic),

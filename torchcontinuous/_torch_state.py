@@ -12,6 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+#: Variables that torch and triton set for themselves when first used.
+OWN_VARIABLES = frozenset(
+    {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
+)
+
+#: Loggers that torch changes by itself: this one drops its handler when first used.
+OWN_LOGGERS = frozenset({"torch.__trace"})
+
 #: A state's name, how it is read, and how it is set.
 Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
