@@ -713,17 +713,6 @@ def test_configuration_containers_and_hidden_entries(suite):
     config.traceable_tensor_subclasses = before
 
 
-def test_a_seldom_patched_function_is_found_in_the_end(suite):
-    import torch.distributed.tensor.parallel.api as module
-
-    guard = Guard(suite.TestIt, only(suite, "patches"))
-    original = module.parallelize_module
-    module.parallelize_module = print
-    leaks = [leak for _ in range(10) for leak in guard.end()]
-    assert what(leaks) == {"torch.distributed.tensor.parallel.api.parallelize_module"}
-    assert module.parallelize_module is original
-
-
 def test_a_logger_made_by_the_test_is_as_it_is_found(suite):
     guard = Guard(suite.TestIt, only(suite, "logging"))
     logger = logging.getLogger("torch.guard_new")

@@ -12,69 +12,61 @@ from typing import Any
 from torchcontinuous import _torch_state
 from torchcontinuous._probes import MISSING, Probe, alike, leak
 from torchcontinuous._report import Leak
-from torchcontinuous._snapshots import Names, Namespace, Snapshot, snapshots
-
-
-class NewModules:
-    """Which modules were loaded since the last look; cheap where none was."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-        self._count = 0
-
-    def any(self) -> bool:
-        """Whether there may be some."""
-        return len(sys.modules) != self._count
-
-    def take(self) -> list[tuple[str, types.ModuleType]]:
-        """Them, each once."""
-        new = [
-            (name, module) for name, module in list(sys.modules.items()) if name not in self._seen
-        ]
-        self._seen.update(name for name, _ in new)
-        self._count = len(sys.modules)
-        return new
-
-
-_override = attrgetter("user_override")
+from torchcontinuous._snapshots import CONTAINERS, Names, Namespace, Snapshot, snapshots
 
 
 class Configs(Probe):
     """Overrides in configuration modules. One first loaded by the test is expected to have none.
 
-    From torch 2.12 or so each override is a context variable: that none was set is seen at once,
-    from the context as a whole. (Other context variables are put back along with them.)
+    In newer torch each override is a context variable: that none was set is seen at once, from the
+    context as a whole. (Other context variables are put back along with them.) In older torch it
+    is an attribute of each entry, and all are compared.
     """
 
     def __init__(self) -> None:
-        self._modules = NewModules()
         self._configs: list[_torch_state.ConfigEntries] = []
-        self._variables: dict[contextvars.ContextVar[Any], str] = {}
-        self._plain: list[tuple[str, Any, object]] = []
-        self._containers: list[Snapshot] = []
+        self._attributes: list[tuple[str, Any, object]] = []
         self._context = contextvars.copy_context()
         self._values = dict(self._context.items())
+        self._containers: list[Snapshot] = []
+        self._count = 0
         self._take_in_new(first=True)
+        held = {v: value for v, value in self._values.items() if isinstance(value, CONTAINERS)}
+        # Naming them reads a thousand entries, so only where there is something to name.
+        names = self._by_variable() if held else {}
+        seen: set[int] = set()
+        for variable, value in held.items():
+            if variable in names:
+                self._containers += snapshots(names[variable][0], value, seen)
 
     def _take_in_new(self, first: bool = False) -> None:
+        known = {config.name for config in self._configs}
         seen: set[int] = set()
-        unset = _torch_state.no_override()
-        for config in _torch_state.config_modules(self._modules.take()):
+        for config in _torch_state.config_modules():
+            if config.name in known:
+                continue
             self._configs.append(config)
-            for key, entry in config.entries.items():
-                what = f"{config.name}.{key}"
-                override = entry.user_override
-                if isinstance(override, contextvars.ContextVar):
-                    self._variables[override] = what
-                    override = self._values.get(override)
-                else:
-                    self._plain.append((what, entry, override if first else unset))
-                self._containers += snapshots(what, override, seen)
-        self._baseline = [baseline for _, _, baseline in self._plain]
-        self._entries = [entry for _, entry, _ in self._plain]
+            if config.uses_context:
+                continue
+            for key, entry in config.entries().items():
+                baseline = entry.user_override if first else _torch_state.no_override()
+                self._attributes.append((f"{config.name}.{key}", entry, baseline))
+                self._containers += snapshots(f"{config.name}.{key}", baseline, seen)
+        self._count = _torch_state.config_module_count()
+        self._entries = [entry for _, entry, _ in self._attributes]
+        self._baseline = [baseline for _, _, baseline in self._attributes]
+
+    def _by_variable(self) -> dict[contextvars.ContextVar[Any], tuple[str, Any]]:
+        """The names and entries of overrides that are context variables."""
+        return {
+            entry.user_override: (f"{config.name}.{key}", entry)
+            for config in self._configs
+            if config.uses_context
+            for key, entry in config.entries().items()
+        }
 
     def changed(self) -> bool:
-        if self._modules.any():
+        if _torch_state.config_module_count() != self._count:
             self._take_in_new()
         try:
             if contextvars.copy_context() != self._context:
@@ -86,47 +78,31 @@ class Configs(Probe):
         )
 
     def restore(self) -> Iterator[Leak]:
+        entries = self._by_variable()
         for snapshot in self._containers:
             if snapshot.changed():
                 yield snapshot.put_back()
-        yield from self._restore_variables()
-        for what, entry, before in self._plain:
+        for variable, after in list(contextvars.copy_context().items()):
+            before = self._values.get(variable, MISSING)
+            if before is MISSING:
+                # A variable cannot be unset; where it has a default that is the same.
+                before = contextvars.Context().run(_default, variable)
+            if before is after or before is MISSING:
+                continue
+            variable.set(before)
+            if variable in entries:
+                yield from _told(*entries[variable], before, after)
+        for what, entry, before in self._attributes:
             after = entry.user_override
             if after is not before:
                 entry.user_override = before
-                if not _is_default(entry, before, after):
-                    yield leak(what, _shown(before), _shown(after), True)
+                yield from _told(what, entry, before, after)
         for config in self._configs:
             config.invalidate()
         self._context = contextvars.copy_context()
 
-    def _restore_variables(self) -> Iterator[Leak]:
-        now = dict(contextvars.copy_context().items())
-        for variable, after in now.items():
-            before = self._values.get(variable, MISSING)
-            if before is after:
-                continue
-            if before is MISSING:
-                # A variable cannot be unset; where it has a default that is the same.
-                before = contextvars.Context().run(variable.get, MISSING)
-                default = contextvars.Context().run(_default, variable)
-                if default is MISSING:
-                    continue
-                before = default
-            what = self._variables.get(variable)
-            if after is not before:
-                variable.set(before)
-                if what is not None and not alike(before, after):
-                    config_entry = self._entry(what)
-                    if not _is_default(config_entry, before, after):
-                        yield leak(what, _shown(before), _shown(after), True)
 
-    def _entry(self, what: str) -> Any:
-        for config in self._configs:
-            name = what.removeprefix(f"{config.name}.")
-            if name in config.entries and what.startswith(config.name):
-                return config.entries[name]
-        return None
+_override = attrgetter("user_override")
 
 
 def _default(variable: contextvars.ContextVar[Any]) -> object:
@@ -136,9 +112,11 @@ def _default(variable: contextvars.ContextVar[Any]) -> object:
         return MISSING
 
 
-def _is_default(entry: Any, before: object, after: object) -> bool:
-    """Whether this is the copy of a default that merely reading it makes."""
-    return before is _torch_state.no_override() and alike(getattr(entry, "default", MISSING), after)
+def _told(what: str, entry: Any, before: object, after: object) -> Iterator[Leak]:
+    """The leak of an override, unless it is the copy of a default that merely reading it makes."""
+    copied = before is _torch_state.no_override() and alike(entry.default, after)
+    if not (copied or alike(before, after)):
+        yield leak(what, _shown(before), _shown(after), True)
 
 
 def _shown(override: object) -> object:
@@ -164,70 +142,46 @@ class _Functions:
                 yield leak(f"{self.name}.{name}", before, after, True)
 
 
-#: Parts of torch.distributed that tests seldom patch, and that hold half of its names: they are
-#: looked at in turns, one share of them after each test.
-_SELDOM_PATCHED = (
-    "torch.distributed.tensor._ops",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed._shard",
-    "torch.distributed._pycute",
-    "torch.distributed.rpc",
-    "torch.distributed.nn",
-    "torch.distributed.autograd",
-    "torch.distributed.algorithms",
-    "torch.distributed.elastic",
-    "torch.distributed.launcher",
-)
-_TURNS = 10
-
-
 class Patches(Probe):
-    """Functions and classes replaced in the modules of ``torch.distributed``.
+    """Functions and classes replaced in the modules of ``torch.distributed`` that tests patch.
 
-    Left out: attributes of its classes, and functions in other modules than these.
+    Left out: its other modules (operators' rules, RPC, the insides of sharded tensors, pipelining
+    and the elastic launcher), attributes of its classes, and all modules outside it. To look at
+    a name is to write to its object's reference count: with every module, workers would share
+    several megabytes less with each other.
     """
 
     def __init__(self) -> None:
-        self._modules = NewModules()
-        self._often: list[_Functions] = []
-        self._seldom: list[_Functions] = []
-        self._turn = 0
+        self._missing = list(_torch_state.PATCHED_MODULES)
+        self._functions: list[_Functions] = []
+        self._views: list[Any] = []
+        self._values: list[list[object]] = []
         self._take_in_new()
 
     def _take_in_new(self) -> None:
-        for name, module in self._modules.take():
-            if name.startswith("torch.distributed") and isinstance(module, types.ModuleType):
-                seldom = name.startswith(_SELDOM_PATCHED)
-                (self._seldom if seldom else self._often).append(_Functions(name, module))
-        self._remember()
-
-    def _remember(self) -> None:
-        # Lists of values compare by identity first, several times as fast as dictionaries do.
-        self._shares = [self._often, *(self._seldom[turn::_TURNS] for turn in range(_TURNS))]
-        self._views = [[functions.names.values() for functions in s] for s in self._shares]
-        self._values = [list(map(list, views)) for views in self._views]
+        self._count = len(sys.modules)
+        for name in [name for name in self._missing if name in sys.modules]:
+            self._missing.remove(name)
+            self._functions.append(_Functions(name, sys.modules[name]))
+            self._views.append(vars(sys.modules[name]).values())
+            self._values.append(list(self._views[-1]))
 
     def changed(self) -> bool:
-        if self._modules.any():
+        if len(sys.modules) != self._count:
             self._take_in_new()
-        self._turn = self._turn % _TURNS + 1
         try:
-            return any(
-                list(map(list, self._views[share])) != self._values[share]
-                for share in (0, self._turn)
-            )
+            # Lists compare by identity first, several times as fast as dictionaries do.
+            return list(map(list, self._views)) != self._values
         except Exception:  # Something that was put there cannot be compared.
             return True
 
     def restore(self) -> Iterator[Leak]:
         # Other values than functions change in the course of things: they are passed over.
-        for share in (0, self._turn):
-            values = self._values[share]
-            for index, view in enumerate(self._views[share]):
-                now = list(view)
-                if len(now) != len(values[index]) or not all(map(is_, now, values[index])):
-                    yield from self._shares[share][index].put_back()
-                    values[index] = list(view)
+        for index, view in enumerate(self._views):
+            now, saved = list(view), self._values[index]
+            if len(now) != len(saved) or not all(map(is_, now, saved)):
+                yield from self._functions[index].put_back()
+                self._values[index] = list(view)
 
 
 #: Packages whose classes a test may derive from without owning them.

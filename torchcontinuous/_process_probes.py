@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 
@@ -241,7 +242,7 @@ class WarningFilters(Probe):
 
     def __init__(self) -> None:
         self._filters = self._contents()
-        self._modules = set(sys.modules)
+        self._modules = len(sys.modules)
         # catch_warnings(record=True) replaces the second.
         self._shown = Settings(
             attributes("warnings", warnings, "showwarning", "_showwarnmsg_impl", "formatwarning")
@@ -256,7 +257,8 @@ class WarningFilters(Probe):
     def restore(self) -> Iterator[Leak]:
         # A module that the test imported first brings filters for warnings of its own, once.
         filters: Any = warnings.filters
-        brought = [entry for entry in filters if entry[2].__module__ not in self._modules]
+        new = set(islice(reversed(sys.modules), max(0, len(sys.modules) - self._modules)))
+        brought = [entry for entry in filters if entry[2].__module__ in new]
         if brought:
             filters[:] = [entry for entry in filters if entry not in brought]
         yield from self._filters.restore()
@@ -264,7 +266,7 @@ class WarningFilters(Probe):
             filters = warnings.filters
             filters[:0] = brought
             self._filters = self._contents()
-            self._modules = set(sys.modules)
+            self._modules = len(sys.modules)
         yield from self._shown.restore()
         # Entering and leaving makes warnings already given be looked at anew under the filters.
         with warnings.catch_warnings():

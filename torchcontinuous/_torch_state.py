@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,43 @@ OWN_VARIABLES = frozenset(
 
 #: Loggers that torch changes by itself: this one drops its handler when first used.
 OWN_LOGGERS = frozenset({"torch.__trace"})
+
+#: Modules whose functions tests patch.
+PATCHED_MODULES = (
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.rendezvous",
+    "torch.distributed.device_mesh",
+    "torch.distributed.utils",
+    "torch.distributed.c10d_logger",
+    "torch.distributed._functional_collectives",
+    "torch.distributed._composable_state",
+    "torch.distributed._symmetric_memory",
+    "torch.distributed.tensor",
+    "torch.distributed.tensor._api",
+    "torch.distributed.tensor._dispatch",
+    "torch.distributed.tensor._redistribute",
+    "torch.distributed.tensor._collective_utils",
+    "torch.distributed.tensor._random",
+    "torch.distributed.tensor._utils",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor.parallel.api",
+    "torch.distributed.fsdp",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed.fsdp._runtime_utils",
+    "torch.distributed.fsdp._fully_shard",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "torch.distributed.fsdp._fully_shard._fsdp_init",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint.state_dict_loader",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.checkpoint.filesystem",
+    "torch.distributed.checkpoint.utils",
+    "torch.distributed.nn.functional",
+)
 
 #: A state's name, how it is read, and how it is set.
 Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
@@ -297,28 +335,53 @@ class ConfigEntries:
     def __init__(self, name: str, module: Any) -> None:
         self.name = name
         self._module = module
-        self.entries: dict[str, Any] = {
+        first = next(iter(vars(module)["_config"].values()), None)
+        #: Whether overrides are context variables (or else plain attributes).
+        self.uses_context = isinstance(getattr(first, "user_override", None), ContextVar)
+
+    def entries(self) -> dict[str, Any]:
+        """Them by name; one that stands for another's has no override of its own."""
+        return {
             key: entry
-            for key, entry in vars(module)["_config"].items()
-            if hasattr(entry, "user_override") and getattr(entry, "alias", None) is None
+            for key, entry in vars(self._module)["_config"].items()
+            if getattr(entry, "alias", None) is None
         }
 
     def invalidate(self) -> None:
-        """After overrides were put back: nothing is to be taken from a cache."""
-        for entry in self.entries.values():
+        """After overrides were put back: nothing is to be hidden, or taken from a cache."""
+        for entry in self.entries().values():
             entry.hide = False
         if "_is_dirty" in vars(self._module):
             self._module._is_dirty = True
 
 
-def config_modules(modules: Iterable[tuple[str, Any]]) -> Iterator[ConfigEntries]:
-    """Those among ``modules`` that are configuration modules."""
+#: Configuration modules by name; the others are found by going through all modules.
+_CONFIG_MODULES = (
+    "torch._dynamo.config", "torch._inductor.config", "torch._functorch.config",
+    "torch.fx.experimental._config", "torch.compiler.config", "torch._export.config",
+    "torch.distributed.config",
+)  # fmt: skip
+
+
+def _config_kinds() -> list[type]:
     kind = loaded("torch.utils._config_module").get("ConfigModule")
-    if kind is None:
-        return
-    for name, module in modules:
-        if isinstance(module, kind) and "_config" in vars(module):
-            yield ConfigEntries(name, module)
+    # Each configuration module is an instance of a subclass of its own.
+    return [] if kind is None else kind.__subclasses__()
+
+
+def config_module_count() -> int:
+    """How many configuration modules there are."""
+    return len(_config_kinds())
+
+
+def config_modules() -> list[ConfigEntries]:
+    """The configuration modules that are loaded."""
+    kinds = tuple(_config_kinds())
+    found = [ConfigEntries(n, sys.modules[n]) for n in _CONFIG_MODULES if n in sys.modules]
+    if len(found) == len(kinds):
+        return found
+    modules = list(sys.modules.items())
+    return [ConfigEntries(name, m) for name, m in modules if issubclass(type(m), kinds)]
 
 
 def no_override() -> object:
