@@ -11,9 +11,12 @@ PACKAGE = Path(torchcontinuous.__file__).parent
 
 LAYERS = {
     "_version": 0, "errors": 0, "_settings": 0, "_report": 0, "_torch_api": 0,
+    "_torch_state": 0,
     "_messages": 1,
     "_channel": 2,
     "_context": 3, "_output": 3, "_process_group": 3,
+    "_probes": 3, "_snapshots": 3, "_process_probes": 3, "_resource_probes": 3,
+    "_torch_probes": 3, "_module_probes": 3, "_state_guard": 3,
     "_single": 4,
     "_worker": 5,
     "_nursery": 6, "_processes": 6, "_launcher": 6,
@@ -26,6 +29,11 @@ LAYERS = {
 #: Within a layer: who may import whom.
 WITHIN = {
     ("_settings", "errors"), ("_torch_api", "errors"),
+    ("_snapshots", "_probes"), ("_process_probes", "_probes"), ("_process_probes", "_snapshots"),
+    ("_resource_probes", "_probes"), ("_torch_probes", "_probes"), ("_module_probes", "_probes"),
+    ("_module_probes", "_snapshots"), ("_state_guard", "_probes"),
+    ("_state_guard", "_process_probes"), ("_state_guard", "_resource_probes"),
+    ("_state_guard", "_torch_probes"), ("_state_guard", "_module_probes"),
     ("_processes", "_nursery"), ("_launcher", "_nursery"), ("_launcher", "_processes"),
     ("_pool", "_generation"),
     ("testcase", "_rerun"), ("testcase", "_handles"), ("testcase", "_registry"),

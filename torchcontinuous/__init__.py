@@ -18,11 +18,18 @@ Where things are, each layer importing only from those above it:
 layer  module                              holds
 ====== =================================== ==================================================
 0      ``errors``, ``_settings``,          public exceptions and warnings; environment
-       ``_report``, ``_torch_api``         variables; reports and verdict; torch's private names
+       ``_report``, ``_torch_api``,        variables; reports and verdict; torch's private names
+       ``_torch_state``                    (and those of the state guard)
 1      ``_messages``                       the wire's dataclasses
 2      ``_channel``                        send and receive, with deadlines
 3      ``_context``, ``_output``,          what a fresh interpreter takes over; captured output;
-       ``_process_group``                  a worker's process groups
+       ``_process_group``,                 a worker's process groups;
+       ``_probes``, ``_snapshots``,        what the state guard's probes are made of;
+       ``_process_probes``,                probes of the interpreter and the process,
+       ``_resource_probes``,               of threads, children and memory,
+       ``_torch_probes``,                  of torch's state,
+       ``_module_probes``,                 of modules and the test's own names;
+       ``_state_guard``                    the table of probes, run around each test
 4      ``_single``                         one test on one rank
 5      ``_worker``                         a worker's loop
 6      ``_nursery``, ``_processes``,       the fork server; processes as their supervisor sees

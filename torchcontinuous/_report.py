@@ -55,6 +55,21 @@ class RankReport:
     stack: str = ""
 
 
+@dataclass(frozen=True)
+class Leak:
+    """A change to the process that a test left behind.
+
+    ``probe`` names what found it, ``what`` the state; ``before`` and ``after`` are short texts.
+    ``restored`` is False where only new workers can undo it.
+    """
+
+    probe: str
+    what: str
+    before: str
+    after: str
+    restored: bool
+
+
 class Outcome(Enum):
     """A test's outcome; FAILED is unittest's failure, ERROR its error."""
 
