@@ -14,14 +14,14 @@ LAYERS = {
     "_torch_state": 0,
     "_messages": 1,
     "_channel": 2,
-    "_context": 3, "_output": 3, "_process_group": 3,
+    "_context": 3, "_output": 3, "_process_group": 3, "_meshes": 3,
     "_probes": 3, "_snapshots": 3, "_process_probes": 3, "_resource_probes": 3,
     "_torch_probes": 3, "_module_probes": 3, "_state_guard": 3,
     "_single": 4,
     "_worker": 5,
     "_nursery": 6, "_processes": 6, "_launcher": 6,
     "_generation": 7, "_pool": 7,
-    "_registry": 8, "_handles": 8, "_rerun": 8, "testcase": 8,
+    "_registry": 8, "_leaks": 8, "_handles": 8, "_rerun": 8, "testcase": 8,
     "_bisect": 9, "__init__": 9,
     "__main__": 10,
 }  # fmt: skip
@@ -37,6 +37,7 @@ WITHIN = {
     ("_processes", "_nursery"), ("_launcher", "_nursery"), ("_launcher", "_processes"),
     ("_pool", "_generation"),
     ("testcase", "_rerun"), ("testcase", "_handles"), ("testcase", "_registry"),
+    ("testcase", "_leaks"),
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from torchcontinuous._messages import (
     Started,
     Style,
 )
-from torchcontinuous._report import RankReport
+from torchcontinuous._report import Leak, RankReport
 from torchcontinuous.errors import ChannelError
 
 #: How long workers that have nothing to do may take to end before they are killed.
@@ -46,8 +46,13 @@ class Job:
     file_name: str
     world_size: int
     style: Style = "stock"
-    fresh: bool = False
+    level: str = "none"
     keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it has to have workers of its own."""
+        return self.level == "process"
 
 
 class _Waiter:
@@ -97,6 +102,10 @@ class Generation:
         self._crew = crew
         self._started: dict[int, Started] = {}
         self.sequence = 0
+        #: What its tests left changed: test, rank, and what it was.
+        self.leaks: list[tuple[str, int, Leak]] = []
+        #: Which of its default process groups may still be handed out.
+        self.kept_group = 0
         self._waiter = _Waiter()
         self._rendezvous: str | None = None
         for member in self.members:
@@ -152,6 +161,8 @@ class Generation:
             job.keywords,
             None if context == self.context else context,
             self.rendezvous_file() if job.style == "class" else None,
+            self.kept_group if job.level == "none" else None,
+            job.fresh,
         )
         self.context = context
         self.tests.append(job.test_name)

@@ -55,7 +55,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Run:
-    """Run one test. ``context`` is None where it is the same as for the test before."""
+    """Run one test. ``context`` is None where it is the same as for the test before.
+
+    ``kept_group`` is the number of the default process groups that may still be handed out, None
+    where the test has to have one of its own. ``last``: the worker runs no other test after it.
+    """
 
     generation: int
     sequence: int
@@ -66,6 +70,8 @@ class Run:
     keywords: Mapping[str, Any] = field(default_factory=dict)
     context: ProcessContext | None = None
     rendezvous_file: str | None = None
+    kept_group: int | None = None
+    last: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -18,7 +18,7 @@ from torchcontinuous import _context
 from torchcontinuous._generation import EXIT_SECONDS, Generation, Job
 from torchcontinuous._launcher import Launcher
 from torchcontinuous._messages import ProcessContext
-from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, RankReport
+from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, Leak, RankReport
 
 #: Once the outcome is settled (a rank raised), how long its peers may still report what they saw.
 PEER_GRACE_SECONDS = 0.3
@@ -75,6 +75,7 @@ class Codes:
 class Ticket:
     """A test that was dispatched: who runs it, and what came of it.
 
+    ``left_before``: what earlier tests (name, rank) had left changed in its workers.
     ``foreign_join``: it is joined by the class's own code, which looks at exit codes.
     """
 
@@ -83,6 +84,7 @@ class Ticket:
     sequence: int
     pids: tuple[int, ...]
     ran_before: tuple[str, ...]
+    left_before: tuple[tuple[str, int, Leak], ...] = ()
     reports: list[RankReport] | None = None
     output: list[tuple[bytes, bytes]] = field(default_factory=list)
     elapsed: float = 0.0
@@ -134,6 +136,7 @@ class Pool:
             next(self._sequences),
             tuple(m.process.pid for m in generation.members),
             tuple(generation.tests),
+            tuple(generation.leaks),
         )
         generation.send(job, ticket.sequence, context)
         self._move(State.BUSY)
@@ -169,6 +172,13 @@ class Pool:
             self._forget()
         else:
             ticket.output = generation.take_output()
+            generation.leaks += [
+                (ticket.job.test_name, report.rank, leak)
+                for report in ticket.reports
+                for leak in report.leaks
+            ]
+            if not _may_keep_group(ticket.reports):
+                generation.kept_group += 1
             self._move(State.IDLE)
         return ticket
 
@@ -342,6 +352,18 @@ class Pool:
         self._end(EXIT_SECONDS)
         self._move(State.CLOSED)
         return self._late_output
+
+
+def _may_keep_group(reports: Sequence[RankReport]) -> bool:
+    """Whether every rank's process group came out of the test alike, and fit for another."""
+    states = [report.group for report in reports]
+    return all(
+        state is not None
+        and state.spent is None
+        and states[0] is not None
+        and state.numbers == states[0].numbers
+        for state in states
+    )
 
 
 def _all_zero(reports: Mapping[int, RankReport]) -> bool:

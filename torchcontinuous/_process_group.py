@@ -1,26 +1,59 @@
-"""The default process group of a worker: left over by a test, or made for a class."""
+"""The process groups of a worker: its default group, kept from test to test, and the others.
+
+Tests call torch's own ``init_process_group`` and ``destroy_process_group``, which do all that they
+do elsewhere (arguments, rendezvous, names, tables, hooks). Only where c10d makes the default group
+itself, a *kept* one is handed out in its place if it is what would have been made; and where c10d
+shuts a kept group down, that is left out. So everything reads as after a real destroy between two
+tests, and sub-groups meet on the test's own store, as on stock.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
+import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
+from torchcontinuous import _torch_api
+from torchcontinuous._report import GroupState
 
-def release_leftovers() -> None:
-    """Destroy the groups that a test left behind, as the end of its process would have."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available():
-        return
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+#: Backends whose groups are kept; a plug-in's may hold anything.
+_KEPT_BACKENDS = frozenset({"gloo", "nccl", "undefined"})
+
+#: Variables that shape a group when it is made.
+_SHAPING = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TORCH_GLOO_", "TORCH_DIST", "TORCH_FR_")
+
+#: Methods of a group (and of its backends) after which another test must not have it: unmatched
+#: point-to-point messages stay in gloo's buffers and meet a later receive, though the sequence
+#: numbers agree; the others change the group for good.
+_SPENT_BY = (
+    *("send", "recv", "recv_anysource", "monitored_barrier", "abort", "shrink"),
+    *("set_timeout", "_set_default_timeout", "_register_backend", "_set_default_backend"),
+    *("_register_on_completion_hook", "_enable_collectives_timing", "_set_group_name"),
+    *("_set_group_desc", "_start_coalescing", "_set_sequence_number_for_group"),
+)
+
+#: The key under which rank 0 tells its peers, on the store of the test that makes the first group,
+#: where the pool's own store listens.
+_PORT_KEY = "torchcontinuous/port"
 
 
 def backend_of(cls: Any) -> str:
     """The backend of a class-style class: its own, else that of its device."""
     import torch.distributed as dist
 
-    own = cls.backend_str()
-    return str(own or dist.get_default_backend_for_device(cls.device_type()))
+    own = _called(cls.backend_str)
+    return str(own or dist.get_default_backend_for_device(_called(cls.device_type)))
+
+
+def _called(value: Any) -> Any:
+    """What a method returns; a plain attribute itself. Classes for torch's own have either."""
+    return value() if callable(value) else value
 
 
 def check_backend(test_class: str, backend: str) -> None:
@@ -35,6 +68,389 @@ def check_backend(test_class: str, backend: str) -> None:
             )
 
 
+@dataclass
+class _Kept:
+    """A default group that outlives the tests that use it, and its entries in c10d's tables."""
+
+    group: Any
+    key: str
+    timeout: timedelta
+    backends: list[Any]
+    name: str
+    backend: str
+    config: str
+    tag: str | None
+    tags: list[str]
+    device: Any
+    spent: str | None = None
+
+
+@dataclass
+class GroupKeeper:
+    """What one worker keeps of process groups between tests.
+
+    All ranks have to decide alike whether they use the kept group: the parent compares their
+    ``GroupState`` after each test and tells them, by a number, which group is still good; within a
+    test they agree over the pool's own store before they use it.
+    """
+
+    rank: int
+    world_size: int
+    made_any: bool = False
+    used_kept: bool = False
+    _pid: int = field(default_factory=os.getpid)
+    _on: bool = False
+    _good: int = 0
+    _kept: _Kept | None = None
+    _made: int = 0
+    _agreed: int = 0
+    _store: Any = None
+    _tables: _Tables | None = None
+
+    # Between c10d and a test
+
+    def install(self) -> None:
+        """Have c10d ask here before it makes a default group or shuts a kept one down."""
+        c10d = _torch_api.c10d()
+        self._make = c10d._new_process_group_helper
+        self._signature = inspect.signature(self._make)
+        self._world = c10d._world
+        self._register = c10d._register_process_group
+
+        @functools.wraps(self._make)
+        def make(*arguments: Any, **keywords: Any) -> Any:
+            self.made_any = True
+            if not self._on or os.getpid() != self._pid:
+                return self._make(*arguments, **keywords)
+            call = self._signature.bind(*arguments, **keywords)
+            call.apply_defaults()
+            return self._provide(call)
+
+        c10d._new_process_group_helper = make
+        self._note_calls(c10d)
+
+    def _note_calls(self, c10d: Any) -> None:
+        """Note what spends the kept group. Methods, not functions: no import by name misses it."""
+        group_class = c10d.ProcessGroup
+        shutdown = group_class.shutdown
+
+        @functools.wraps(shutdown)
+        def shut_down_unless_kept(group: Any) -> Any:
+            if self._is_kept(group):
+                self.used_kept = True
+                return None
+            return shutdown(group)
+
+        group_class.shutdown = shut_down_unless_kept
+        for owner in (group_class, *_backend_classes(c10d)):
+            for name in _SPENT_BY:
+                if name in vars(owner):
+                    setattr(owner, name, self._noting(getattr(owner, name), name))
+        wait = c10d.Work.wait
+
+        @functools.wraps(wait)
+        def note_failure(work: Any, *arguments: Any, **keywords: Any) -> Any:
+            try:
+                return wait(work, *arguments, **keywords)
+            except BaseException as error:
+                if self._kept is not None:
+                    self._kept.spent = f"a collective failed ({type(error).__name__})"
+                raise
+
+        c10d.Work.wait = note_failure
+
+    def _noting(self, method: Any, name: str) -> Any:
+        @functools.wraps(method)
+        def note(owner: Any, *arguments: Any, **keywords: Any) -> Any:
+            kept = self._kept
+            if kept is not None and (
+                owner is kept.group or any(owner is backend for backend in kept.backends)
+            ):
+                kept.spent = f"{name} was called"
+            return method(owner, *arguments, **keywords)
+
+        return note
+
+    def _is_kept(self, group: Any) -> bool:
+        if os.getpid() != self._pid:
+            return False
+        tables = self._tables
+        if tables is not None and any(group is held for held in tables.groups()):
+            return True
+        return self._on and self._kept is not None and group is self._kept.group
+
+    # Making, and handing out
+
+    def _provide(self, call: inspect.BoundArguments) -> Any:
+        """The default group that c10d asks for: the kept one, or one that is made now."""
+        given = call.arguments
+        whole = (given["group_size"], given["group_rank"]) == (self.world_size, self.rank)
+        if given["global_ranks_in_group"] or not whole:
+            return self._make(*call.args, **call.kwargs)
+        keepable = _is_keepable(given)
+        if self._kept is None:
+            if not keepable or self._tables is not None:
+                return self._make(*call.args, **call.kwargs)
+            return self._create(call)
+        alike = keepable and given["device_id"] == self._kept.device
+        key = _key(given) if alike else "of its own kind"
+        if not self._agree(key, given["timeout"]) or key != self._kept.key:
+            return self._make(*call.args, **call.kwargs)
+        return self._give_back(given)
+
+    def _create(self, call: inspect.BoundArguments) -> Any:
+        import torch.distributed as dist
+
+        given = call.arguments
+        store, timeout = given["store"], given["timeout"]
+        key = _key(given)
+        if self._store is None:
+            self._store = self._open_store(store, timeout)
+        self._store.set_timeout(timeout)
+        self._made += 1
+        given["store"] = dist.PrefixStore(f"group{self._made}", self._store)
+        group, _ = self._make(*call.args, **call.kwargs)
+        world = self._world
+        self._kept = _Kept(
+            group,
+            key,
+            timeout,
+            _torch_api.group_backends(group),
+            given["group_name"],
+            world.pg_map[group][0],
+            world.pg_backend_config[group],
+            world.pg_to_tag.get(group),
+            [tag for tag, groups in world.tags_to_pg.items() if group in groups],
+            given["device_id"],
+        )
+        given["store"] = store
+        return group, self._enter_store(given)
+
+    def _open_store(self, meeting: Any, timeout: timedelta) -> Any:
+        """The pool's own store: the kept group must not hold a test's port or file."""
+        import torch.distributed as dist
+
+        if self.rank == 0:
+            store = dist.TCPStore(
+                "127.0.0.1", 0, self.world_size, True, timeout=timeout, wait_for_workers=False
+            )
+            meeting.set(_PORT_KEY, str(store.port))
+            return store
+        port = int(meeting.get(_PORT_KEY))
+        return dist.TCPStore(
+            "127.0.0.1", port, self.world_size, False, timeout=timeout, wait_for_workers=False
+        )
+
+    def _give_back(self, given: Mapping[str, Any]) -> Any:
+        """Enter the kept group into c10d's tables, as if it had just been made."""
+        kept, world = self._kept, self._world
+        assert kept is not None
+        self.used_kept = True
+        world.pg_names[kept.group] = kept.name
+        world.pg_backend_config[kept.group] = kept.config
+        if kept.tag is not None:
+            world.pg_to_tag[kept.group] = kept.tag
+        for tag in kept.tags:
+            world.tags_to_pg.setdefault(tag, []).append(kept.group)
+        self._register(kept.name, kept.group)
+        return kept.group, self._enter_store(given)
+
+    def _enter_store(self, given: Mapping[str, Any]) -> Any:
+        """Give the kept group the test's own store, for sub-groups and whoever asks for it."""
+        import torch.distributed as dist
+
+        kept = self._kept
+        assert kept is not None
+        store = dist.PrefixStore(f"{given['group_name']}/", given["store"])
+        self._world.pg_map[kept.group] = (kept.backend, store)
+        return store
+
+    def _agree(self, key: str, timeout: timedelta) -> bool:
+        """Wait for every rank to come here; whether all of them ask for the same group."""
+        store = self._store
+        self._agreed += 1
+        prefix = f"agreement{self._agreed}/"
+        mine = prefix + hashlib.sha1(key.encode(), usedforsecurity=False).hexdigest()
+        verdict = prefix + "alike"
+        store.set_timeout(timeout)
+        alike = store.add(mine, 1)
+        if store.add(prefix + "all", 1) == self.world_size:
+            alike = alike if alike == self.world_size else store.add(mine, 0)
+            store.set(verdict, "yes" if alike == self.world_size else "no")
+        return bool(store.get(verdict) == b"yes")
+
+    # Around a test
+
+    def begin(self, good: int | None) -> None:
+        """Before a test. ``good`` is the number of the kept groups that ranks may go on with; with
+        None each group is made, and destroyed, as the test says."""
+        self.made_any = self.used_kept = False
+        self._on = good is not None
+        if good is not None and good != self._good:
+            self._good = good
+            self._give_up()
+
+    def _give_up(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.group.shutdown()
+
+    def release(self) -> GroupState:
+        """After a test: destroy what it left, as the end of its process would have; how the kept
+        group came out of it."""
+        used = self.used_kept
+        if self._tables is None:
+            release_leftovers()
+        else:
+            self._tables.restore()
+        kept = self._kept
+        sequence = -1
+        spent = None
+        if kept is not None:
+            sequence = _torch_api.group_sequence_number(kept.group)
+            spent = kept.spent
+            if any(
+                _torch_api.backend_timeout(b) not in (None, kept.timeout) for b in kept.backends
+            ):
+                spent = "its time-out was changed"
+        return GroupState((self._good, self._made, self._agreed, sequence), spent, used)
+
+    # Class style
+
+    def stand(self, sequence: int, module: Any) -> None:
+        """Before a test of class style: the class's own groups stand; sub-groups of this test meet
+        under keys of its own."""
+        if self._tables is None:
+            if self._world.default_pg is None:
+                return
+            self._tables = _Tables(self._world, self._register)
+            self._let_tests_make_their_own(module)
+        self._tables.renew_store(sequence)
+
+    def _let_tests_make_their_own(self, module: Any) -> None:
+        """A test that calls ``init_process_group``, though a group stands, gets what it asks for:
+        the class's group steps aside until the test's end."""
+        original: Any = _torch_api.c10d().init_process_group
+
+        @functools.wraps(original)
+        def make_room(*arguments: Any, **keywords: Any) -> Any:
+            if self._tables is not None and self._tables.stands() and os.getpid() == self._pid:
+                _torch_api.c10d().destroy_process_group()
+            return original(*arguments, **keywords)
+
+        name = "init_process_group"
+        for holder in list(sys.modules.values()):
+            names = getattr(holder, "__dict__", {})
+            if names.get(name) is original:
+                names[name] = make_room
+        for name, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, name, make_room)
+
+
+class _Tables:
+    """c10d's tables as they are while a class's own groups stand."""
+
+    def __init__(self, world: Any, register: Any) -> None:
+        self._world = world
+        self._register = register
+        self._default = world.default_pg
+        self._count = world.group_count
+        self._saved = [dict(table) for table in self._tables()]
+        self._tags = {tag: list(groups) for tag, groups in world.tags_to_pg.items()}
+        self._names = self._saved[0]
+        self._base_store = world.pg_map[self._default][1]
+
+    def _tables(self) -> list[dict[Any, Any]]:
+        world = self._world
+        return [
+            world.pg_names,
+            world.pg_map,
+            world.pg_group_ranks,
+            world.pg_backend_config,
+            world.pg_to_tag,
+        ]
+
+    def groups(self) -> list[Any]:
+        return list(self._names)
+
+    def stands(self) -> bool:
+        return self._world.default_pg is self._default
+
+    def renew_store(self, sequence: int) -> None:
+        """Names of groups start over with each test: their keys must not meet older ones."""
+        import torch.distributed as dist
+
+        backend = self._world.pg_map[self._default][0]
+        store = dist.PrefixStore(f"test{sequence}/", self._base_store)
+        self._world.pg_map[self._default] = self._saved[1][self._default] = (backend, store)
+
+    def restore(self) -> None:
+        """Destroy what a test made, and have the class's groups stand again."""
+        c10d, world = _torch_api.c10d(), self._world
+        if world.default_pg is not None and not self.stands():
+            c10d.destroy_process_group()
+        for group in [g for g in world.pg_names if g not in self._names]:
+            c10d.destroy_process_group(group)
+        missing = [group for group in self._names if group not in world.pg_names]
+        for table, saved in zip(self._tables(), self._saved, strict=True):
+            if table != saved:
+                table.clear()
+                table.update(saved)
+        if world.tags_to_pg != self._tags:
+            world.tags_to_pg.clear()
+            world.tags_to_pg.update({tag: list(groups) for tag, groups in self._tags.items()})
+        world.group_count = self._count
+        if not self.stands():
+            c10d._update_default_pg(self._default)
+        for group in missing:
+            self._register(self._names[group], group)
+
+
+def _backend_classes(c10d: Any) -> list[Any]:
+    """The classes of backends that this build of torch has."""
+    names = ("ProcessGroupGloo", "ProcessGroupNCCL")
+    found = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
+    return list(dict.fromkeys(base for cls in found for base in cls.__mro__[:-1]))
+
+
+def _is_keepable(given: Mapping[str, Any]) -> bool:
+    """Whether a group made with these arguments may serve other tests."""
+    parts = {part.rpartition(":")[2] for part in str(given["backend"]).split(",")}
+    return (
+        parts <= _KEPT_BACKENDS
+        and given["backend_options"] is None
+        and given["pg_tag"] in (None, "")
+        and not _torch_api.wraps_process_groups()
+    )
+
+
+def _key(given: Mapping[str, Any]) -> str:
+    """What has to be equal for one group to stand for another, on every rank."""
+    shaping = sorted(item for item in os.environ.items() if item[0].startswith(_SHAPING))
+    device = given["device_id"]
+    return repr(
+        (
+            str(given["backend"]),
+            given["group_size"],
+            given["timeout"],
+            str(given["group_name"]),
+            given["group_desc"],
+            None if device is None else device.type,
+            shaping,
+        )
+    )
+
+
+def release_leftovers() -> None:
+    """Destroy the groups that a test left behind, as the end of its process would have."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 class ClassGroup:
     """The process group that a class-style test class has in one worker."""
 
@@ -46,11 +462,11 @@ class ClassGroup:
         """Make the class's group at its first test; a skip raised then skips each test."""
         if self._exit is not None:
             raise self._exit
+        if self._ready:
+            return
         cls.rank = rank
         cls.world_size = world_size
         cls.rdvz_file = rendezvous_file
-        if self._ready:
-            return
         try:
             cls._init_pg(rank, world_size, rendezvous_file)
         except SystemExit as error:

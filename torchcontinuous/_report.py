@@ -43,6 +43,8 @@ class RankReport:
     ``pipe`` holds what the test sent, pickled, through the pipe that stock hands to ``_run``.
     ``used_up`` says why the worker must not run another test, or is None.
     ``stack`` is the rank's Python stack at the time-out, if it could still answer.
+    ``group`` is how the process group that outlives tests came out of it, ``leaks`` what the test
+    left changed; both only where the worker may run another test.
     """
 
     rank: int
@@ -53,6 +55,8 @@ class RankReport:
     pipe: tuple[bytes, ...] = ()
     used_up: str | None = None
     stack: str = ""
+    group: GroupState | None = None
+    leaks: tuple[Leak, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,19 @@ class Leak:
     before: str
     after: str
     restored: bool
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """How a rank's kept process group came out of a test.
+
+    ``numbers`` have to be equal on all ranks for the group to serve another test; ``spent`` says
+    why it must not, or is None; ``used`` is whether the test was handed it or gave it back.
+    """
+
+    numbers: tuple[int, ...]
+    spent: str | None = None
+    used: bool = False
 
 
 class Outcome(Enum):

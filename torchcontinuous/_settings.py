@@ -13,22 +13,20 @@ START_METHOD = "TORCHCONTINUOUS_START_METHOD"
 START_TIMEOUT = "TORCHCONTINUOUS_START_TIMEOUT"
 STRICT = "TORCHCONTINUOUS_STRICT"
 PRELOAD = "TORCHCONTINUOUS_PRELOAD"
+VERBOSE = "TORCHCONTINUOUS_VERBOSE"
 
 #: Seconds for the nursery's own start (it imports torch) and for workers to be ready: a loaded
 #: two-core machine needs up to 30.
 DEFAULT_START_TIMEOUT = 120.0
 
-LEVELS = ("none", "process")
+LEVELS = ("none", "group", "process")
 
 
 def check_isolation(value: object, setting: str) -> str:
     """Return ``value`` if it names an isolation level, else raise ConfigurationError."""
     if isinstance(value, str) and value in LEVELS:
         return value
-    remedy = f"Choose one of {', '.join(map(repr, LEVELS))}"
-    if value == "group":
-        remedy = "Level 'group' is not there yet: 'none' makes a new group for each test meanwhile"
-    raise ConfigurationError(setting, value, remedy)
+    raise ConfigurationError(setting, value, f"Choose one of {', '.join(map(repr, LEVELS))}")
 
 
 def isolation() -> str | None:
@@ -37,12 +35,21 @@ def isolation() -> str | None:
     return check_isolation(value, ISOLATION) if value else None
 
 
+def _switch(name: str) -> bool:
+    value = os.environ.get(name, "")
+    if value not in ("", "0", "1"):
+        raise ConfigurationError(name, value, "Set it to 1 or 0")
+    return value == "1"
+
+
 def strict() -> bool:
     """Whether what stock passes over (leaks, ranks that disagree) is to fail."""
-    value = os.environ.get(STRICT, "")
-    if value not in ("", "0", "1"):
-        raise ConfigurationError(STRICT, value, "Set it to 1 or 0")
-    return value == "1"
+    return _switch(STRICT)
+
+
+def verbose() -> bool:
+    """Whether what was put back after a test is to be listed."""
+    return _switch(VERBOSE)
 
 
 def can_fork() -> bool:
@@ -76,7 +83,7 @@ def start_timeout() -> float:
 
 def check() -> None:
     """Read every setting: a bad one is an error at the first test, not when it first matters."""
-    for reader in (isolation, strict, start_method, start_timeout):
+    for reader in (isolation, strict, verbose, start_method, start_timeout):
         reader()
 
 

@@ -16,14 +16,14 @@ import threading
 import traceback
 import types
 import unittest
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torchcontinuous import _process_group, _torch_api
+from torchcontinuous import _torch_api
 from torchcontinuous._messages import ClassReference
-from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, Failure, RankReport
+from torchcontinuous._report import TEST_ERROR_EXIT_CODE, Ending, Failure, Leak, RankReport
 
 #: Where an exception notes the sub-tests that it ended.
 _SUBTESTS = "_torchcontinuous_subtests"
@@ -322,11 +322,13 @@ def _hidden_frames(error: BaseException) -> Iterator[tuple[str, int]]:
                 held.clear()
 
 
-def release(report: RankReport) -> RankReport:
-    """After a test that others may follow: take down what the end of a process would have."""
-    try:
-        _process_group.release_leftovers()
-    except BaseException as error:
-        reason = f"its process group could not be destroyed ({type(error).__name__}: {error})"
-        return dataclasses.replace(report, used_up=reason)
-    return report
+def fail_for_leaks(report: RankReport, leaks: Sequence[Leak]) -> RankReport:
+    """A test that passed, made a failure by what its class does not let it leave changed."""
+    if report.exit_code != 0:
+        return report
+    lines = [f"{leak.probe}: {leak.what}: {leak.before} became {leak.after}" for leak in leaks]
+    text = "the test left changed what its class guards:\n" + "\n".join(lines) + "\n"
+    failure = Failure("torchcontinuous.StateLeakError", lines[0], text, True)
+    return dataclasses.replace(
+        report, exit_code=TEST_ERROR_EXIT_CODE, failure=failure, used_up="its test failed"
+    )

@@ -100,3 +100,48 @@ def reread_debug_level() -> None:
     reread = getattr(distributed, "set_debug_level_from_env", None)
     if reread is not None:
         reread()
+
+
+_GROUP_TABLES = (
+    "_new_process_group_helper",
+    "_world",
+    "_register_process_group",
+    "_update_default_pg",
+)
+
+
+def c10d() -> Any:
+    """The module that keeps c10d's Python-side tables of process groups."""
+    for name in _GROUP_TABLES:
+        _require("torch.distributed.distributed_c10d", name)
+    return importlib.import_module("torch.distributed.distributed_c10d")
+
+
+def wraps_process_groups() -> bool:
+    """Whether c10d makes groups of another kind than usual: checked ones, or torchcomms'."""
+    import torch.distributed as dist
+
+    module = sys.modules["torch.distributed.distributed_c10d"]
+    enabled = getattr(module, "_use_torchcomms_enabled", lambda: False)
+    return bool(dist.get_debug_level() == dist.DebugLevel.DETAIL or enabled())
+
+
+def group_sequence_number(group: Any) -> int:
+    """How many collectives this rank has entered on a group."""
+    return int(group._get_sequence_number_for_group())
+
+
+def group_backends(group: Any) -> list[Any]:
+    """The backends of a group, one a kind of device."""
+    return [group._get_backend(device) for device in group._device_types]
+
+
+def backend_timeout(backend: Any) -> Any:
+    """A backend's time-out as it is now; None where it does not tell."""
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def pending_work() -> int:
+    """Functional collectives that nobody has waited for."""
+    count = getattr(sys.modules.get("torch._C._distributed_c10d"), "_get_work_registry_size", None)
+    return int(count()) if count is not None else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import faulthandler
 import math
 import os
@@ -13,10 +14,12 @@ from typing import Any
 
 from torchcontinuous import _context, _output, _single, _torch_api
 from torchcontinuous._channel import Channel
+from torchcontinuous._meshes import Meshes, empty_caches
 from torchcontinuous._messages import Exit, Finished, ProcessContext, Run, Start, Started
-from torchcontinuous._process_group import ClassGroup
-from torchcontinuous._report import Ending, RankReport
+from torchcontinuous._process_group import ClassGroup, GroupKeeper
+from torchcontinuous._report import Ending, Leak, RankReport
 from torchcontinuous._single import load_class
+from torchcontinuous._state_guard import Guard, check_settings
 from torchcontinuous.errors import ChannelError
 
 #: Makes a worker write every thread's Python stack to its dump descriptor, from C, so that one
@@ -75,11 +78,16 @@ class _Worker:
         self._channel = channel
         self._start = start
         self._context: ProcessContext = start.context
-        self._group = ClassGroup()
+        self._class_group = ClassGroup()
+        self._groups = GroupKeeper(start.rank, start.world_size)
+        self._meshes = Meshes()
+        self._guard: Guard | None = None
+        self._strict_probes: frozenset[str] = frozenset()
         self._import_error: BaseException | None = None
         with _context.noted_reads() as self.reads:
             try:
                 _torch_api.silence_event_listener()
+                self._groups.install()
                 _single.load_module(start.module)
             except BaseException as error:
                 # The test's failure, not the start's, with the traceback that stock would print.
@@ -99,17 +107,57 @@ class _Worker:
             cls = load_class(command.test_class)
             if command.style == "class" or not _torch_api.seeds_before_the_test(cls):
                 _context.reseed()
-            if command.style == "class":
-                assert command.rendezvous_file is not None
-                world_size = self._start.world_size
-                self._group.ensure(cls, rank, world_size, command.rendezvous_file)
+            self._prepare(cls, command)
             return cls
 
         name, file_name = command.test_name, command.file_name
         if command.style == "class":
-            return _single.run_class_style(load, rank, name, file_name)
-        report = _single.run_stock_style(load, rank, name, file_name, command.keywords)
-        return report if report.used_up else _single.release(report)
+            report = _single.run_class_style(load, rank, name, file_name)
+        else:
+            report = _single.run_stock_style(load, rank, name, file_name, command.keywords)
+        return report if report.used_up else self._release(report, command.last)
+
+    def _prepare(self, cls: Any, command: Run) -> None:
+        """Have process groups and guard ready, just before a test."""
+        self._groups.begin(command.kept_group)
+        self._meshes.install()
+        if command.style == "class":
+            assert command.rendezvous_file is not None
+            rank, world_size = self._start.rank, self._start.world_size
+            self._class_group.ensure(cls, rank, world_size, command.rendezvous_file)
+            self._groups.stand(command.sequence, sys.modules[cls.__module__])
+            self._meshes.keep_those_there()
+        settings = check_settings(getattr(cls, "guard", {}), cls.__qualname__)
+        self._strict_probes = frozenset(name for name in settings if settings[name] == "error")
+        if self._guard is None and not (command.last and not self._strict_probes):
+            self._guard = Guard(cls, settings)
+        if self._guard is not None:
+            self._guard.begin()
+
+    def _release(self, report: RankReport, last: bool) -> RankReport:
+        """After a test that others may follow: take down what the end of a process would have."""
+        reasons: list[str] = []
+        group = None
+        try:
+            group = self._groups.release()
+            if self._groups.made_any or self._meshes.made_any:
+                reasons += filter(None, [empty_caches()])
+            if _torch_api.pending_work():
+                reasons.append("a collective is pending")
+        except BaseException as error:
+            reasons.append(f"its process group: {type(error).__name__}: {error}")
+        leaks = self._guard.end() if self._guard is not None else []
+        kept_mesh = self._meshes.settle() if self._meshes.made_any and not last else None
+        if kept_mesh is not None:
+            leaks.append(Leak("meshes", kept_mesh, "none", "one", restored=False))
+        for leak in leaks:
+            if not leak.restored:
+                reasons.append(f"{leak.what}: {leak.before} became {leak.after}")
+        report = dataclasses.replace(
+            report, group=group, leaks=tuple(leaks), used_up="; ".join(reasons) or None
+        )
+        errors = [leak for leak in leaks if leak.probe in self._strict_probes]
+        return _single.fail_for_leaks(report, errors) if errors else report
 
 
 def serve(channel: Channel, end: WorkerEnd) -> None:

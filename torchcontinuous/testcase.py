@@ -13,11 +13,12 @@ import os
 import sys
 import unittest
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from torchcontinuous import _leaks as leaks
 from torchcontinuous import (
     _process_group,
     _report,
@@ -32,6 +33,7 @@ from torchcontinuous._pool import Codes, Ticket
 from torchcontinuous._registry import check_world_size, pools, refer_to, replay
 from torchcontinuous._report import Ending, Outcome, RankReport, Verdict
 from torchcontinuous._rerun import Attempt
+from torchcontinuous._state_guard import check_settings as check_guard
 from torchcontinuous.errors import (
     RankWarning,
     StartError,
@@ -74,12 +76,16 @@ class ContinuousMixin:
     """Runs a stock suite's tests on reused workers: ``class Foo(ContinuousMixin, StockSubclass)``.
 
     Attributes:
-        isolation: ``"none"`` (workers are reused for the class) or ``"process"`` (each test has
+        isolation: ``"none"`` (workers and process group are reused for the class), ``"group"``
+            (workers are reused, each test makes its own group) or ``"process"`` (each test has
             workers of its own). The strictest of this, ``@isolated`` on the method, and
             ``TORCHCONTINUOUS_ISOLATION`` counts.
+        guard: for probes of the state guard, by name: ``"off"``, ``"error"`` (a test that leaves
+            such a change fails) or ``"restore"`` (the default).
     """
 
     isolation: str = "none"
+    guard: Mapping[str, str | bool] = {}
 
     _continuous_ticket: Ticket | None = None
     _continuous_started = False
@@ -120,13 +126,14 @@ class ContinuousMixin:
         if world_size == 0:
             return
         cls = type(self)
+        check_guard(cls.guard, f"{cls.__module__}.{cls.__qualname__}")
         job = Job(
             refer_to(cls),
             self._current_test_name(),
             self.file_name,
             world_size,
             style,
-            fresh=self._continuous_isolation() == "process",
+            level=self._continuous_isolation(),
             keywords={"fake_pg": getattr(self, "fake_pg", False)},
         )
         ticket = pools.get(cls, world_size).dispatch(job)
@@ -200,6 +207,7 @@ class ContinuousMixin:
             ticket.pool.collect(ticket, _torch_api.test_timeout(self.id()), self._continuous_codes)
         finally:
             replay(ticket.output)
+        leaks.tell(self.id(), ticket.reports or ())
         # It may have been an earlier test's doing, and rank 0's exit code 0 would hide it.
         self._continuous_doubtful = any(r.ending is Ending.DIED for r in ticket.reports or ())
 
@@ -284,7 +292,8 @@ class ContinuousMixin:
     def _continuous_to_be_repeated(self: Any, ticket: Ticket) -> bool:
         if ticket.lost:
             return bool(self._continuous_failed)
-        used = bool(ticket.ran_before) and not ticket.job.fresh
+        handed = any(r.group is not None and r.group.used for r in ticket.reports or ())
+        used = (bool(ticket.ran_before) or handed) and not ticket.job.fresh
         return used and (self._continuous_failed or self._continuous_doubtful)
 
     def _continuous_attempt(self: Any, attempt: Attempt) -> None:
@@ -312,7 +321,9 @@ class ContinuousMixin:
             named = f"{len(before) - _TESTS_NAMED} others, then {named}"
         text = (
             f"{self.id()} failed in used workers and passed in fresh ones: state leaked into it. "
-            f"These ran there before: {named}. The rest of the class runs at level 'process'"
+            f"These ran there before: {named}. {leaks.describe(ticket.left_before)}"
+            "The rest of the class runs at level 'process'. "
+            f"What leaked: python -m torchcontinuous bisect {self.id()}"
         )
         first = (
             "\n\nThe failure in used workers:\n"
