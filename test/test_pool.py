@@ -147,8 +147,8 @@ def test_transition_table():
 
 def test_each_test_at_process_level_has_fresh_workers():
     launcher, pool = make(passing)
-    run(pool, job(fresh=True))
-    run(pool, job(fresh=True))
+    run(pool, job(level="process"))
+    run(pool, job(level="process"))
     assert len(launcher.generations) == 2
     assert pool.state is State.EMPTY
     pool.close()
@@ -161,7 +161,7 @@ def test_fresh_workers_exit_codes_count():
         rank.process.end(-6 if rank.rank == 0 else 0)
 
     _, pool = make(dies_at_exit)
-    ticket = run(pool, job(fresh=True))
+    ticket = run(pool, job(level="process"))
     assert codes_of(ticket) == [-6, 0]
     assert ticket.reports[0].ending is Ending.DIED
     # And at level "none" where the death is declared.
@@ -431,10 +431,10 @@ def test_a_slow_start_has_a_budget_of_its_own(monkeypatch):
 
 def test_descriptors_do_not_grow():
     _, pool = make(passing)
-    run(pool, job(fresh=True))
+    run(pool, job(level="process"))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        run(pool, job(fresh=True))
+        run(pool, job(level="process"))
     # The scripts' own ends are theirs to close.
     assert len(os.listdir("/proc/self/fd")) - before <= 10 * 2 * 3
     pool.close()

@@ -34,7 +34,7 @@ def test_values(monkeypatch):
     ("name", "reader", "value"),
     [
         (_settings.ISOLATION, _settings.isolation, "thread"),
-        (_settings.ISOLATION, _settings.isolation, "group"),
+        (_settings.VERBOSE, _settings.verbose, "very"),
         (_settings.STRICT, _settings.strict, "yes"),
         (_settings.START_METHOD, _settings.start_method, "forkserver"),
         (_settings.START_TIMEOUT, _settings.start_timeout, "soon"),
