@@ -43,6 +43,8 @@ class GroupTest(_Base):
             return
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("gloo", rank=self.rank, world_size=self.world_size, store=store)
+        # For as long as the test: torch may hang where a DDP model is the last to let go of it.
+        self.process_group = dist.group.WORLD
         yield
         dist.destroy_process_group()
 

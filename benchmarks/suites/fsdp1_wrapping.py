@@ -64,7 +64,7 @@ def units(model: Any) -> set[str]:
 
 
 def larger_than_60(module: Any) -> bool:
-    return sum(p.numel() for p in module.parameters(recurse=False)) > 60
+    return bool(sum(p.numel() for p in module.parameters(recurse=False)) > 60)
 
 
 POLICIES = {
