@@ -1,5 +1,7 @@
 """The small network that suites train, alike on every rank, and the batches they train it with."""
 
+# mypy: allow-subclassing-any
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -7,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from benchmarks.base import GroupTest
 
 
 def network(seed: int = 0) -> Any:
@@ -35,3 +40,32 @@ def train(model: Any, batches: Iterable[Any], kind: Any = torch.optim.SGD) -> An
         backward(model, rows)
         optimizer.step()
     return optimizer
+
+
+def whole(value: Any) -> Any:
+    """A value, gathered where it is a sharded tensor."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+class TrainingTest(GroupTest):
+    """A class that trains a distributed model beside the same one on one process."""
+
+    def mine(self, rows: Any) -> Any:
+        """This rank's part of a batch."""
+        return rows.chunk(self.world_size)[self.rank]
+
+    def assert_same(
+        self, model: Any, reference: Any, *, gradients: bool = False, **tolerance: float
+    ) -> None:
+        """Parameters (or gradients) are those of the plain model."""
+        for got, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+            if gradients:
+                got, wanted = got.grad, wanted.grad
+            self.assertEqual(whole(got), wanted, **tolerance)
+
+    def train_both(self, model: Any, reference: Any, kind: Any = torch.optim.SGD) -> None:
+        """Each rank trains the model with its part of the batches that the plain one gets."""
+        batches = [batch(seed) for seed in range(3)]
+        train(reference, batches, kind)
+        train(model, map(self.mine, batches), kind)
+        self.assert_same(model, reference)

@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -31,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.common_utils import instantiate_parametrized_tests, parametrize
 
 from benchmarks.base import GroupTest
-from benchmarks.models import batch, network, train
+from benchmarks.models import batch, network, train, whole
 
 
 def distributed(how: str, model: Any) -> Any:
@@ -50,11 +49,6 @@ def distributed(how: str, model: Any) -> Any:
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         return parallelize_module(model, init_device_mesh("cpu", (4,)), plan)
     return model
-
-
-def whole(value: Any) -> Any:
-    """A tensor, gathered where it is sharded."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 class Application:

@@ -21,8 +21,7 @@ from torch.testing._internal.common_utils import (
     subtest,
 )
 
-from benchmarks.base import GroupTest
-from benchmarks.models import backward, batch, network, train
+from benchmarks.models import TrainingTest, backward, batch, network
 
 CPU = torch.device("cpu")
 
@@ -38,24 +37,10 @@ def one_of(kind: Any, *names: str) -> Any:
     return [subtest(kind[name], name) for name in names]
 
 
-class FlatTrainingTest(GroupTest):
-    def mine(self, rows: Any) -> Any:
-        """This rank's part of a batch."""
-        return rows.chunk(self.world_size)[self.rank]
-
-    def assert_same(self, model: Any, reference: Any, *, gradients: bool = False) -> None:
-        """Whole parameters (or gradients) are those of the plain model."""
+class FlatTrainingTest(TrainingTest):
+    def assert_same(self, model: Any, *args: Any, gradients: bool = False, **kwargs: Any) -> None:
         with FSDP.summon_full_params(model, with_grads=gradients):
-            for got, wanted in zip(model.parameters(), reference.parameters(), strict=True):
-                self.assertEqual(got, wanted)
-                if gradients:
-                    self.assertEqual(got.grad, wanted.grad)
-
-    def train_both(self, model: Any, reference: Any, kind: Any = torch.optim.SGD) -> None:
-        batches = [batch(seed) for seed in range(3)]
-        train(reference, batches, kind)
-        train(model, map(self.mine, batches), kind)
-        self.assert_same(model, reference)
+            super().assert_same(model, *args, gradients=gradients, **kwargs)
 
     @parametrize("strategy", one_of(ShardingStrategy, "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"))
     def test_strategies(self, strategy: ShardingStrategy) -> None:
@@ -91,8 +76,7 @@ class FlatTrainingTest(GroupTest):
             backward(model, self.mine(batch(1)))
             for seed in range(2):
                 backward(reference, batch(seed))
-            with_gradients = use_orig_params
-            self.assert_same(model, reference, gradients=with_gradients)
+            self.assert_same(model, reference, gradients=use_orig_params)
             for whole in (model, reference):
                 torch.optim.SGD(whole.parameters(), lr=0.1).step()
             self.assert_same(model, reference)

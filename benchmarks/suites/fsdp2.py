@@ -24,8 +24,7 @@ from torch.testing._internal.common_utils import (
     subtest,
 )
 
-from benchmarks.base import GroupTest
-from benchmarks.models import backward, batch, network, train
+from benchmarks.models import TrainingTest, backward, batch, network, train
 
 
 def sharded(model: Any, **options: Any) -> Any:
@@ -50,29 +49,7 @@ class Tied(nn.Module):
         return self.scores(self.words(words))
 
 
-class ShardedTrainingTest(GroupTest):
-    def mine(self, rows: Any) -> Any:
-        """This rank's part of a batch."""
-        return rows.chunk(self.world_size)[self.rank]
-
-    def assert_same(self, model: Any, reference: Any, *, gradients: bool = False) -> None:
-        """Parameters (or gradients) of a sharded model are those of the plain one."""
-        expected = dict(reference.named_parameters())
-        for name, parameter in model.named_parameters():
-            got, wanted = parameter, expected.pop(name)
-            if gradients:
-                got, wanted = got.grad, wanted.grad
-            self.assertEqual(
-                got.full_tensor(), wanted, msg=lambda text, name=name: f"{name}: {text}"
-            )
-        self.assertEqual(expected, {})
-
-    def train_both(self, model: Any, reference: Any, kind: Any = torch.optim.SGD) -> None:
-        batches = [batch(seed) for seed in range(3)]
-        train(reference, batches, kind)
-        train(model, map(self.mine, batches), kind)
-        self.assert_same(model, reference)
-
+class ShardedTrainingTest(TrainingTest):
     @parametrize("reshard_after_forward", [True, False, 2])
     def test_reshard_after_forward(self, reshard_after_forward: bool | int) -> None:
         with self.group():
@@ -106,11 +83,7 @@ class ShardedTrainingTest(GroupTest):
             model = network()
             for at in (0, 2):
                 model[at] = checkpoint_wrapper(model[at])
-            reference = network()
-            train(reference, [batch()])
-            train(sharded(model), [self.mine(batch())])
-            for got, wanted in zip(model.parameters(), reference.parameters(), strict=True):
-                self.assertEqual(got.full_tensor(), wanted)
+            self.train_both(sharded(model), network())
 
     def test_prefetching(self) -> None:
         with self.group():
