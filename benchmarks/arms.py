@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 #: Names the arm in a suite's process.
@@ -44,8 +43,3 @@ def on_arm(stock: Any) -> Any:
     from torchcontinuous import ContinuousMixin
 
     return type(stock.__name__, (ContinuousMixin, stock), {"__module__": __name__})
-
-
-def not_on_torch(reason: str) -> Callable[[Any], Any]:
-    """Skips a test, or a class of them, on torch's own continuous class, and says why."""
-    return unittest.skipIf(current() == TORCH, reason)

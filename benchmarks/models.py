@@ -1,4 +1,4 @@
-"""The small network that suites train, alike on every rank, and the batches they train it with."""
+"""The small network that suites train, alike on every rank, its batches, and how it is compared."""
 
 # mypy: allow-subclassing-any
 
