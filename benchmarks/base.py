@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,5 +43,18 @@ class GroupTest(_Base):
             return
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("gloo", rank=self.rank, world_size=self.world_size, store=store)
+        # For as long as the test: torch may hang where a DDP model is the last to let go of it.
+        self.process_group = dist.group.WORLD
         yield
         dist.destroy_process_group()
+
+    @contextmanager
+    def shared_folder(self) -> Iterator[str]:
+        """A folder that all ranks see, gone afterwards; to be used within the group."""
+        made = [tempfile.mkdtemp() if self.rank == 0 else ""]
+        dist.broadcast_object_list(made)
+        try:
+            yield made[0]
+            dist.barrier()
+        finally:
+            shutil.rmtree(made[0], ignore_errors=True)
