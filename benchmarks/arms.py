@@ -21,7 +21,7 @@ GROUP = "group"
 TORCH = "torch"
 
 #: What a suite runs on unless told: stock, and reused workers at each isolation level.
-SUITE_ARMS = (STOCK, NONE, PROCESS)
+SUITE_ARMS = (STOCK, NONE, GROUP, PROCESS)
 
 #: What a suite can run on.
 ALL_ARMS = (STOCK, NONE, GROUP, PROCESS, TORCH)

@@ -24,10 +24,18 @@ SUITES = (
     "dtensor_tools",
     "dtensor_views",
     "tensor_parallel",
+    "fsdp1",
+    "fsdp1_wrapping",
+    "fsdp2",
+    "fsdp2_state",
+    "checkpoint",
+    "checkpoint_training",
+    "ddp",
+    "ddp_companions",
 )
 
 #: Seconds for one run of a suite: stock takes 13 for each test on a loaded two-core machine, and
-#: the longest suite has 40.
+#: the longest suite has 41.
 SUITE_TIMEOUT = 900.0
 
 #: What a test that never came to an outcome is shown with.

@@ -248,16 +248,17 @@ def test_a_bad_rendezvous_is_an_error_though_a_group_is_kept(suites):
                 with self.assertRaisesRegex(ValueError, "MASTER_PORT|RANK"):
                     dist.init_process_group("gloo", init_method="env://", rank=self.rank, world_size=2)
                 self.assertFalse(dist.is_initialized())
-            def test_3_no_folder(self):
-                with self.assertRaises(RuntimeError):
+            def test_3_no_path(self):
+                with self.assertRaisesRegex(ValueError, "path missing"):
                     dist.init_process_group(
-                        "gloo", init_method="file:///nonexistent/tc/file", rank=self.rank, world_size=2)
+                        "gloo", init_method="file://", rank=self.rank, world_size=2)
             def test_4_no_rank(self):
                 with self.assertRaises(Exception):
                     dist.init_process_group("gloo", init_method=f"file://{self.file_name}")
             def test_5_unknown_backend(self):
                 with self.assertRaises(Exception):
-                    dist.init_process_group("nosuch", store=dist.HashStore(), rank=0, world_size=2)
+                    dist.init_process_group(
+                            "nosuch", store=dist.HashStore(), rank=self.rank, world_size=2)
             def test_6_a_rank_is_missing(self):
                 if self.rank == 0:
                     with self.assertRaises(Exception):

@@ -187,16 +187,16 @@ class GroupKeeper:
         whole = (given["group_size"], given["group_rank"]) == (self.world_size, self.rank)
         if given["global_ranks_in_group"] or not whole:
             return self._make(*call.args, **call.kwargs)
-        keepable = _is_keepable(given)
-        if self._kept is None:
-            if not keepable or self._tables is not None:
-                return self._make(*call.args, **call.kwargs)
-            return self._create(call)
-        alike = keepable and given["device_id"] == self._kept.device
-        key = _key(given) if alike else "of its own kind"
-        if not self._agree(key, given["timeout"]) or key != self._kept.key:
+        if not _is_keepable(given):
             return self._make(*call.args, **call.kwargs)
-        return self._give_back(given)
+        kept = self._kept
+        if kept is None:
+            make_kept = self._tables is None
+            return self._create(call) if make_kept else self._make(*call.args, **call.kwargs)
+        key = _key(given) if given["device_id"] == kept.device else "of another device"
+        if self._agree(key, given["timeout"]) and key == kept.key:
+            return self._give_back(given)
+        return self._make(*call.args, **call.kwargs)
 
     def _create(self, call: inspect.BoundArguments) -> Any:
         import torch.distributed as dist
@@ -303,17 +303,20 @@ class GroupKeeper:
             release_leftovers()
         else:
             self._tables.restore()
+        self.used_kept = used
+        return self.state()
+
+    def state(self) -> GroupState:
+        """How the kept group came out of the test so far."""
         kept = self._kept
-        sequence = -1
-        spent = None
-        if kept is not None:
-            sequence = _torch_api.group_sequence_number(kept.group)
-            spent = kept.spent
-            if any(
-                _torch_api.backend_timeout(b) not in (None, kept.timeout) for b in kept.backends
-            ):
-                spent = "its time-out was changed"
-        return GroupState((self._good, self._made, self._agreed, sequence), spent, used)
+        if kept is None:
+            return GroupState((self._good, self._made, self._agreed), None, self.used_kept)
+        sequence = _torch_api.group_sequence_number(kept.group)
+        spent = kept.spent
+        timeouts = [_torch_api.backend_timeout(backend) for backend in kept.backends]
+        if any(timeout not in (None, kept.timeout) for timeout in timeouts):
+            spent = "its time-out was changed"
+        return GroupState((self._good, self._made, self._agreed, sequence), spent, self.used_kept)
 
     # Class style
 

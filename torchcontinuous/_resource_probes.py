@@ -77,7 +77,7 @@ class Children(Probe):
         lasting = self._known | _lasting_children()
         deadline = time.monotonic() + ENDING_GRACE
         while True:
-            new = [pid for pid in _children() if pid not in lasting]
+            new = [pid for pid in _children() if pid not in lasting and not _symbolizes(pid)]
             running = [pid for pid in new if not _reap(pid)]
             if not running or time.monotonic() > deadline:
                 break
@@ -124,6 +124,12 @@ def _is_child(pid: int) -> bool:
 def _lasting_children() -> set[int]:
     tracker = getattr(resource_tracker, "_resource_tracker", None)
     return {getattr(tracker, "_pid", None) or 0, *_torch_state.compile_worker_pids()}
+
+
+def _symbolizes(pid: int) -> bool:
+    """Whether a child is torch's symbolizer: C++ keeps one open for each library in a trace."""
+    program = _command(pid).partition(" ")[0]
+    return os.path.basename(program) == "addr2line"
 
 
 def _command(pid: int) -> str:

@@ -115,7 +115,9 @@ class _Worker:
             report = _single.run_class_style(load, rank, name, file_name)
         else:
             report = _single.run_stock_style(load, rank, name, file_name, command.keywords)
-        return report if report.used_up else self._release(report, command.last)
+        if report.used_up:
+            return dataclasses.replace(report, group=self._groups.state())
+        return self._release(report, command.last)
 
     def _prepare(self, cls: Any, command: Run) -> None:
         """Have process groups and guard ready, just before a test."""
