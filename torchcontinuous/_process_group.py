@@ -291,7 +291,10 @@ class GroupKeeper:
             self._give_up()
 
     def _give_up(self) -> None:
+        """Start over, the store included: one that a wait timed out on answers out of step."""
         kept, self._kept = self._kept, None
+        self._store = None
+        self._made = self._agreed = 0
         if kept is not None:
             kept.group.shutdown()
 
