@@ -1,6 +1,9 @@
 """Process groups of a worker: kept from test to test, given up, released; sub-groups and meshes."""
 
 import json
+import textwrap
+
+from test.conftest import HEADER
 
 #: Tests note, in a file for each rank, which process and which group object they ran with.
 NOTING = """
@@ -30,10 +33,6 @@ def notes(suites, rank=0):
 
 
 def write(suites, source):
-    import textwrap
-
-    from test.conftest import HEADER
-
     suites.write(NOTING + textwrap.dedent(source), header=HEADER)
 
 
@@ -146,7 +145,8 @@ def test_what_does_not_fit_gets_a_group_of_its_own(suites):
                 self.make()
             def test_2_time_out(self):
                 self.make(timeout=timedelta(seconds=77))
-                self.assertIn("77", str(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.seconds))
+                backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+                self.assertEqual(backend.options._timeout, timedelta(seconds=77))
             def test_3_same(self):
                 self.make()
             def test_4_variable(self):
@@ -246,7 +246,8 @@ def test_a_bad_rendezvous_is_an_error_though_a_group_is_kept(suites):
             def test_2_no_port(self):
                 os.environ.pop("MASTER_PORT", None)
                 with self.assertRaisesRegex(ValueError, "MASTER_PORT|RANK"):
-                    dist.init_process_group("gloo", init_method="env://", rank=self.rank, world_size=2)
+                    dist.init_process_group(
+                        "gloo", init_method="env://", rank=self.rank, world_size=2)
                 self.assertFalse(dist.is_initialized())
             def test_3_no_path(self):
                 with self.assertRaisesRegex(ValueError, "path missing"):
@@ -393,3 +394,91 @@ def test_a_failure_with_a_group_that_was_given_back_is_looked_at_in_fresh_worker
     )
     run = suites.pytest("test_it.py")
     assert run.outcomes() == {"test_destroyed_for_good": "passed"}, run.output[-3000:]
+
+
+def test_class_style(suites):
+    """One group for the class, before each test's body; what a test makes of its own ends with it,
+    and what it destroyed stands again."""
+    write(
+        suites,
+        """
+        class Style(MultiProcContinuousTest):
+            world_size = 4
+            timeout = timedelta(seconds=66)
+            device_type = "cpu"
+            note = Noting.note
+            reduce = Noting.reduce
+
+            @classmethod
+            def backend_str(cls):
+                return "gloo"
+
+            def stands(self):
+                self.assertEqual(dist.get_rank(), self.rank)
+                self.assertEqual(type(self).rank, self.rank)
+                self.assertEqual(type(self).world_size, 4)
+                self.assertIs(type(self).pg, dist.group.WORLD)
+                self.assertTrue(os.path.exists(type(self).rdvz_file))
+                options = dist.group.WORLD._get_backend(torch.device("cpu")).options
+                self.assertEqual(options._timeout, timedelta(seconds=66))
+                self.assertEqual(len(dist.distributed_c10d._pg_map), 1)
+                self.reduce()
+
+        class Test(Style):
+            def test_1(self):
+                self.stands()
+                self.assertEqual(dist.new_group([0, 1, 2, 3]).group_name, "1")
+            def test_2_mesh(self):
+                self.stands()
+                mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+                whole = torch.arange(16.0).reshape(4, 4)
+                placed = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+                self.assertEqual(placed.full_tensor(), whole)
+            def test_3_sub_groups(self):
+                self.stands()
+                group = dist.new_group([0, 2])
+                value = torch.tensor(float(self.rank))
+                if self.rank in (0, 2):
+                    dist.all_reduce(value, group=group)
+                    self.assertEqual(value.item(), 2.0)
+            def test_4_destroys(self):
+                self.stands()
+                dist.destroy_process_group()
+                self.assertFalse(dist.is_initialized())
+            def test_5_makes_its_own(self):
+                self.stands()
+                store = dist.FileStore(self.file_name, 4)
+                dist.init_process_group("gloo", rank=self.rank, world_size=4, store=store)
+                value = torch.ones(1)
+                dist.all_reduce(value)
+                self.assertEqual(value.item(), 4)
+                dist.destroy_process_group()
+            def test_6_makes_its_own_by_name_and_leaves_it(self):
+                self.stands()
+                store = dist.FileStore(self.file_name, 4)
+                init_process_group("gloo", rank=self.rank, world_size=4, store=store,
+                                   timeout=timedelta(seconds=66))
+                dist.barrier()
+            def test_7_rank(self):
+                self.stands()
+                self.assertEqual(dist.group.WORLD.group_name, "0")
+
+        class TestSkip(Style):
+            @classmethod
+            def _init_pg(cls, rank, world_size, rdvz_file):
+                sys.exit(81)
+            def test_1(self):
+                pass
+            def test_2(self):
+                pass
+        """,
+    )
+    run = suites.pytest("test_it.py")
+    outcomes = run.outcomes()
+    assert run.code == 0, run.output[-5000:]
+    assert [outcomes.pop(name) for name in ("test_1", "test_2")] == ["skipped", "skipped"]
+    assert set(outcomes.values()) == {"passed"}, run.output[-5000:]
+    assert "StateLeakWarning" not in run.output
+    for rank in range(4):
+        noted = {n: entry for n, entry in notes(suites, rank).items() if n != "test_1"}
+        assert len({(entry["pid"], entry["group"]) for entry in noted.values()}) == 1

@@ -47,12 +47,15 @@ def backend_of(cls: Any) -> str:
     """The backend of a class-style class: its own, else that of its device."""
     import torch.distributed as dist
 
-    own = _called(cls.backend_str)
-    return str(own or dist.get_default_backend_for_device(_called(cls.device_type)))
+    own = _value_of(cls, "backend_str")
+    return str(own or dist.get_default_backend_for_device(_value_of(cls, "device_type")))
 
 
-def _called(value: Any) -> Any:
-    """What a method returns; a plain attribute itself. Classes for torch's own have either."""
+def _value_of(cls: Any, name: str) -> Any:
+    """A class's own setting: method, property or plain attribute (torch's classes have each)."""
+    value = getattr(cls, name)
+    if isinstance(value, property):
+        return getattr(cls.__new__(cls), name)
     return value() if callable(value) else value
 
 
@@ -98,6 +101,7 @@ class GroupKeeper:
     world_size: int
     made_any: bool = False
     used_kept: bool = False
+    broken: str | None = None
     _pid: int = field(default_factory=os.getpid)
     _on: bool = False
     _good: int = 0
@@ -189,7 +193,15 @@ class GroupKeeper:
             return self._make(*call.args, **call.kwargs)
         if not _is_keepable(given):
             return self._make(*call.args, **call.kwargs)
-        kept = self._kept
+        try:
+            return self._settle(call)
+        except BaseException as error:
+            # A peer did not come, say: whatever of this is under way is out of step for good.
+            self.broken = f"its process group could not be made ({type(error).__name__})"
+            raise
+
+    def _settle(self, call: inspect.BoundArguments) -> Any:
+        given, kept = call.arguments, self._kept
         if kept is None:
             make_kept = self._tables is None
             return self._create(call) if make_kept else self._make(*call.args, **call.kwargs)
@@ -291,10 +303,7 @@ class GroupKeeper:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Start over, the store included: one that a wait timed out on answers out of step."""
         kept, self._kept = self._kept, None
-        self._store = None
-        self._made = self._agreed = 0
         if kept is not None:
             kept.group.shutdown()
 

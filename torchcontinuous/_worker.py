@@ -144,6 +144,8 @@ class _Worker:
             group = self._groups.release()
             if self._groups.made_any or self._meshes.made_any:
                 reasons += filter(None, [empty_caches()])
+            if self._groups.broken is not None:
+                reasons.append(self._groups.broken)
             if _torch_api.pending_work():
                 reasons.append("a collective is pending")
         except BaseException as error:
