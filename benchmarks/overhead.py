@@ -25,7 +25,7 @@ from benchmarks.processes import run_python
 #: Seconds for one process of an arm: stock's longest run takes 40, twice that on a loaded machine.
 DRIVER_TIMEOUT = 300.0
 
-ROUND = (arms.STOCK, arms.NONE, arms.TORCH, arms.PROCESS)
+ROUND = (arms.STOCK, arms.NONE, arms.TORCH, arms.GROUP, arms.PROCESS)
 
 #: A file of one test, run whole: by arm, figure and module.
 WHOLE_RUNS = {
@@ -104,7 +104,13 @@ FIGURES = (
         {arms.STOCK: "noop"},
         times_less=(80, arms.STOCK),
     ),
-    Figure('one more with a group, "none"', (arms.NONE, "group"), _both("group")),
+    Figure(
+        'one more with a group, "none"',
+        (arms.NONE, "group"),
+        _both("group"),
+        times_less=(1, arms.TORCH),
+    ),
+    Figure('one more with a group, "group"', (arms.GROUP, "group"), {arms.STOCK: "group"}),
     Figure('one more with a group, "process"', (arms.PROCESS, "group"), {arms.STOCK: "group"}),
     Figure(
         "crash to the next test's start",

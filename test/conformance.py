@@ -1,6 +1,6 @@
 """Run the suites in torch's wheel on reused workers, and compare with what stock gives.
 
-``python -m test.conformance [--suite distributed|rpc] [--isolation none|process]
+``python -m test.conformance [--suite distributed|rpc] [--isolation none|group|process]
 [--order reversed|shuffle:SEED]`` runs each suite at each level in each order (about ten minutes in
 all on two idle cores, for one order), prints every outcome that is not stock's, and exits with 1 if
 there is one. What stock gives is data, and holds in any order: ``test/data/``.
@@ -26,7 +26,7 @@ SUITES = {
     "distributed": ("distributed_gloo", "distributed_test_gloo_ws3.json"),
     "rpc": ("rpc_tensorpipe", "rpc_tensorpipe.json"),
 }
-LEVELS = ("none", "process")
+LEVELS = ("none", "group", "process")
 
 #: Seconds after which a whole suite is given up.
 SUITE_TIMEOUT = 1800
@@ -99,7 +99,7 @@ def compare(suite: str, level: str, select: str = "", order: str = "forwards") -
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--suite", choices=SUITES, action="append")
-    parser.add_argument("--isolation", choices=(*LEVELS, "group"), action="append")
+    parser.add_argument("--isolation", choices=LEVELS, action="append")
     parser.add_argument("--order", type=checked_order, action="append", help=ORDERS)
     parser.add_argument("-k", dest="select", default="", help="pytest's -k: only some tests")
     arguments = parser.parse_args()

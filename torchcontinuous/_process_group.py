@@ -281,15 +281,16 @@ class GroupKeeper:
         """Wait for every rank to come here; whether all of them ask for the same group."""
         store = self._store
         self._agreed += 1
-        prefix = f"agreement{self._agreed}/"
-        mine = prefix + hashlib.sha1(key.encode(), usedforsecurity=False).hexdigest()
-        verdict = prefix + "alike"
+        meeting = f"agreement{self._agreed}"
+        digest = hashlib.sha1(key.encode(), usedforsecurity=False).digest()
+        wish = int.from_bytes(digest[:4], "big")
         store.set_timeout(timeout)
-        alike = store.add(mine, 1)
-        if store.add(prefix + "all", 1) == self.world_size:
-            alike = alike if alike == self.world_size else store.add(mine, 0)
-            store.set(verdict, "yes" if alike == self.world_size else "no")
-        return bool(store.get(verdict) == b"yes")
+        # One number holds how many ranks came, and the sum of what they wish for.
+        came, sum_of_wishes = divmod(store.add(f"{meeting}/wishes", (1 << 48) + wish), 1 << 48)
+        if came == self.world_size:
+            alike = sum_of_wishes == wish * self.world_size
+            store.set(f"{meeting}/alike", "yes" if alike else "no")
+        return bool(store.get(f"{meeting}/alike") == b"yes")
 
     # Around a test
 

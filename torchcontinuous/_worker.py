@@ -87,6 +87,7 @@ class _Worker:
         with _context.noted_reads() as self.reads:
             try:
                 _torch_api.silence_event_listener()
+                _torch_api.skip_absent_devices()
                 self._groups.install()
                 _single.load_module(start.module)
             except BaseException as error:

@@ -73,6 +73,7 @@ PLANS: dict[str, tuple[Class, ...]] = {
         ),
         Class(Crash, (Step("start, new file", "test_next"), *_CRASH * 5)),
     ),
+    arms.GROUP: (Class(Cost, (Step(UNTIMED, "test_noop"), Step("group", "test_group", 30))),),
     arms.PROCESS: (
         Class(
             Cost,
