@@ -14,7 +14,7 @@ LAYERS = {
     "_torch_state": 0,
     "_messages": 1,
     "_channel": 2,
-    "_context": 3, "_output": 3, "_process_group": 3, "_meshes": 3,
+    "_context": 3, "_output": 3, "_process_group": 3, "_class_group": 3, "_meshes": 3,
     "_probes": 3, "_snapshots": 3, "_process_probes": 3, "_resource_probes": 3,
     "_torch_probes": 3, "_module_probes": 3, "_state_guard": 3,
     "_single": 4,
@@ -29,6 +29,7 @@ LAYERS = {
 #: Within a layer: who may import whom.
 WITHIN = {
     ("_settings", "errors"), ("_torch_api", "errors"),
+    ("_process_group", "_class_group"),
     ("_snapshots", "_probes"), ("_process_probes", "_probes"), ("_process_probes", "_snapshots"),
     ("_resource_probes", "_probes"), ("_torch_probes", "_probes"), ("_module_probes", "_probes"),
     ("_module_probes", "_snapshots"), ("_state_guard", "_probes"),

@@ -23,7 +23,8 @@ layer  module                              holds
 1      ``_messages``                       the wire's dataclasses
 2      ``_channel``                        send and receive, with deadlines
 3      ``_context``, ``_output``,          what a fresh interpreter takes over; captured output;
-       ``_process_group``, ``_meshes``,    a worker's process groups, and its device meshes;
+       ``_process_group``,                 a worker's process groups,
+       ``_class_group``, ``_meshes``,      those of a class, and its device meshes;
        ``_probes``, ``_snapshots``,        what the state guard's probes are made of;
        ``_process_probes``,                probes of the interpreter and the process,
        ``_resource_probes``,               of threads, children and memory,

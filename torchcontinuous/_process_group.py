@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from torchcontinuous import _torch_api
+from torchcontinuous._class_group import Tables
 from torchcontinuous._report import GroupState
 
 #: Backends whose groups are kept; a plug-in's may hold anything.
@@ -41,34 +42,6 @@ _SPENT_BY = (
 #: The key under which rank 0 tells its peers, on the store of the test that makes the first group,
 #: where the pool's own store listens.
 _PORT_KEY = "torchcontinuous/port"
-
-
-def backend_of(cls: Any) -> str:
-    """The backend of a class-style class: its own, else that of its device."""
-    import torch.distributed as dist
-
-    own = _value_of(cls, "backend_str")
-    return str(own or dist.get_default_backend_for_device(_value_of(cls, "device_type")))
-
-
-def _value_of(cls: Any, name: str) -> Any:
-    """A class's own setting: method, property or plain attribute (torch's classes have each)."""
-    value = getattr(cls, name)
-    if isinstance(value, property):
-        return getattr(cls.__new__(cls), name)
-    return value() if callable(value) else value
-
-
-def check_backend(test_class: str, backend: str) -> None:
-    """Raise RuntimeError, naming class and remedy, if torch was built without ``backend``."""
-    import torch.distributed as dist
-
-    for name in (part.rpartition(":")[2] for part in backend.split(",")):
-        if not dist.is_backend_available(name):
-            raise RuntimeError(
-                f"{test_class} asks for the backend {name!r}, which this build of torch lacks. "
-                "Install a torch that has it, or return another from backend_str()"
-            )
 
 
 @dataclass
@@ -109,7 +82,10 @@ class GroupKeeper:
     _made: int = 0
     _agreed: int = 0
     _store: Any = None
-    _tables: _Tables | None = None
+    #: Groups that the last test left: a peer may still be connecting to them, so that they are let
+    #: go of when every rank has finished the test.
+    _left: list[Any] = field(default_factory=list)
+    _tables: Tables | None = None
 
     # Between c10d and a test
 
@@ -297,6 +273,7 @@ class GroupKeeper:
     def begin(self, good: int | None) -> None:
         """Before a test. ``good`` is the number of the kept groups that ranks may go on with; with
         None each group is made, and destroyed, as the test says."""
+        self._left = []
         self.made_any = self.used_kept = False
         self._on = good is not None
         if good is not None and good != self._good:
@@ -312,6 +289,7 @@ class GroupKeeper:
         """After a test: destroy what it left, as the end of its process would have; how the kept
         group came out of it."""
         used = self.used_kept
+        self._left = list(self._world.pg_names)
         if self._tables is None:
             release_leftovers()
         else:
@@ -339,7 +317,7 @@ class GroupKeeper:
         if self._tables is None:
             if self._world.default_pg is None:
                 return
-            self._tables = _Tables(self._world, self._register)
+            self._tables = Tables(self._world, self._register)
             self._let_tests_make_their_own(module)
         self._tables.renew_store(sequence)
 
@@ -362,65 +340,6 @@ class GroupKeeper:
         for name, value in list(vars(module).items()):
             if value is original:
                 setattr(module, name, make_room)
-
-
-class _Tables:
-    """c10d's tables as they are while a class's own groups stand."""
-
-    def __init__(self, world: Any, register: Any) -> None:
-        self._world = world
-        self._register = register
-        self._default = world.default_pg
-        self._count = world.group_count
-        self._saved = [dict(table) for table in self._tables()]
-        self._tags = {tag: list(groups) for tag, groups in world.tags_to_pg.items()}
-        self._names = self._saved[0]
-        self._base_store = world.pg_map[self._default][1]
-
-    def _tables(self) -> list[dict[Any, Any]]:
-        world = self._world
-        return [
-            world.pg_names,
-            world.pg_map,
-            world.pg_group_ranks,
-            world.pg_backend_config,
-            world.pg_to_tag,
-        ]
-
-    def groups(self) -> list[Any]:
-        return list(self._names)
-
-    def stands(self) -> bool:
-        return self._world.default_pg is self._default
-
-    def renew_store(self, sequence: int) -> None:
-        """Names of groups start over with each test: their keys must not meet older ones."""
-        import torch.distributed as dist
-
-        backend = self._world.pg_map[self._default][0]
-        store = dist.PrefixStore(f"test{sequence}/", self._base_store)
-        self._world.pg_map[self._default] = self._saved[1][self._default] = (backend, store)
-
-    def restore(self) -> None:
-        """Destroy what a test made, and have the class's groups stand again."""
-        c10d, world = _torch_api.c10d(), self._world
-        if world.default_pg is not None and not self.stands():
-            c10d.destroy_process_group()
-        for group in [g for g in world.pg_names if g not in self._names]:
-            c10d.destroy_process_group(group)
-        missing = [group for group in self._names if group not in world.pg_names]
-        for table, saved in zip(self._tables(), self._saved, strict=True):
-            if table != saved:
-                table.clear()
-                table.update(saved)
-        if world.tags_to_pg != self._tags:
-            world.tags_to_pg.clear()
-            world.tags_to_pg.update({tag: list(groups) for tag, groups in self._tags.items()})
-        world.group_count = self._count
-        if not self.stands():
-            c10d._update_default_pg(self._default)
-        for group in missing:
-            self._register(self._names[group], group)
 
 
 def _backend_classes(c10d: Any) -> list[Any]:
@@ -465,27 +384,3 @@ def release_leftovers() -> None:
         return
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-class ClassGroup:
-    """The process group that a class-style test class has in one worker."""
-
-    def __init__(self) -> None:
-        self._ready = False
-        self._exit: SystemExit | None = None
-
-    def ensure(self, cls: Any, rank: int, world_size: int, rendezvous_file: str) -> None:
-        """Make the class's group at its first test; a skip raised then skips each test."""
-        if self._exit is not None:
-            raise self._exit
-        if self._ready:
-            return
-        cls.rank = rank
-        cls.world_size = world_size
-        cls.rdvz_file = rendezvous_file
-        try:
-            cls._init_pg(rank, world_size, rendezvous_file)
-        except SystemExit as error:
-            self._exit = error
-            raise
-        self._ready = True

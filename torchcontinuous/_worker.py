@@ -14,9 +14,10 @@ from typing import Any
 
 from torchcontinuous import _context, _output, _single, _torch_api
 from torchcontinuous._channel import Channel
+from torchcontinuous._class_group import ClassGroup
 from torchcontinuous._meshes import Meshes, empty_caches
 from torchcontinuous._messages import Exit, Finished, ProcessContext, Run, Start, Started
-from torchcontinuous._process_group import ClassGroup, GroupKeeper
+from torchcontinuous._process_group import GroupKeeper
 from torchcontinuous._report import Ending, Leak, RankReport
 from torchcontinuous._single import load_class
 from torchcontinuous._state_guard import Guard, check_settings

@@ -18,14 +18,14 @@ from datetime import timedelta
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from torchcontinuous import _leaks as leaks
 from torchcontinuous import (
-    _process_group,
+    _class_group,
     _report,
     _settings,
     _single,
     _torch_api,
 )
+from torchcontinuous import _leaks as leaks
 from torchcontinuous._generation import Job
 from torchcontinuous._handles import RankPipe, RankProcess
 from torchcontinuous._messages import Style
@@ -389,7 +389,7 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
 
         os.environ["LOCAL_RANK"] = str(rank)
         dist.init_process_group(
-            backend=_process_group.backend_of(cls),
+            backend=_class_group.backend_of(cls),
             world_size=world_size,
             rank=rank,
             store=dist.FileStore(rdvz_file, world_size),
@@ -408,8 +408,8 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
             cls = type(self)
             size = inspect.getattr_static(cls, "world_size", None)
             default = size is inspect.getattr_static(MultiProcessTestCase, "world_size")
-            backend = _process_group.backend_of(cls)
-            _process_group.check_backend(f"{cls.__module__}.{cls.__qualname__}", backend)
+            backend = _class_group.backend_of(cls)
+            _class_group.check_backend(f"{cls.__module__}.{cls.__qualname__}", backend)
             wanted = -2 if default else self.world_size
             self._continuous_dispatch("class", check_world_size(cls, wanted))
         super()._join_processes(fn)
