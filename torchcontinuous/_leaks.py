@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 from torchcontinuous import _settings
+from torchcontinuous._counts import counts
 from torchcontinuous._report import Leak, RankReport, name_ranks
 from torchcontinuous.errors import StateLeakWarning
 
@@ -28,6 +29,7 @@ def tell(test_id: str, reports: Iterable[RankReport]) -> None:
         if report.group is not None and report.group.spent:
             spent.setdefault(report.group.spent, []).append(report.rank)
     verbose = _settings.verbose()
+    counts.leaks += len({leak.probe for leak in changes})
     for leak, ranks in changes.items():
         text = f"{test_id}, {name_ranks(ranks)}: {_describe(leak)}"
         if leak.restored:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from torchcontinuous import _context
+from torchcontinuous._counts import counts
 from torchcontinuous._generation import EXIT_SECONDS, Generation, Job
 from torchcontinuous._launcher import Launcher
 from torchcontinuous._messages import ProcessContext
@@ -103,6 +104,7 @@ class Pool:
         self._generation: Generation | None = None
         self._sequences = itertools.count(1)
         self._late_output: list[tuple[bytes, bytes]] = []
+        self._replacing = False
 
     @property
     def state(self) -> State:
@@ -146,6 +148,10 @@ class Pool:
         number = next(self._numbers)
         crew = self._launcher.launch(number, job.world_size, job.test_class, context)
         self._generation = Generation(number, job.world_size, crew, context)
+        counts.workers += job.world_size
+        counts.generations += 1
+        counts.replaced += self._replacing
+        self._replacing = True
         self._move(State.IDLE)
         return self._generation
 
@@ -166,6 +172,7 @@ class Pool:
         ticket.elapsed = time.monotonic() - began
         ticket.lost = generation.lost()
         ticket.reports = [generation.reports[rank] for rank in range(generation.world_size)]
+        _count(ticket.reports)
         if ticket.job.fresh or generation.dead or any(r.used_up for r in ticket.reports):
             generation.end(BROKEN_EXIT_SECONDS)
             ticket.output = generation.take_output()
@@ -364,6 +371,13 @@ def _may_keep_group(reports: Sequence[RankReport]) -> bool:
         and state.numbers == states[0].numbers
         for state in states
     )
+
+
+def _count(reports: Sequence[RankReport]) -> None:
+    groups = [report.group for report in reports if report.group is not None]
+    counts.tests += 1
+    counts.groups_made += max((group.made for group in groups), default=0)
+    counts.groups_reused += max((group.reused for group in groups), default=0)
 
 
 def _all_zero(reports: Mapping[int, RankReport]) -> bool:

@@ -72,7 +72,8 @@ class GroupKeeper:
 
     rank: int
     world_size: int
-    made_any: bool = False
+    made: int = 0
+    reused: int = 0
     used_kept: bool = False
     broken: str | None = None
     _pid: int = field(default_factory=os.getpid)
@@ -99,7 +100,7 @@ class GroupKeeper:
 
         @functools.wraps(self._make)
         def make(*arguments: Any, **keywords: Any) -> Any:
-            self.made_any = True
+            self.made += 1
             if not self._on or os.getpid() != self._pid:
                 return self._make(*arguments, **keywords)
             call = self._signature.bind(*arguments, **keywords)
@@ -234,6 +235,8 @@ class GroupKeeper:
         kept, world = self._kept, self._world
         assert kept is not None
         self.used_kept = True
+        self.made -= 1
+        self.reused += 1
         world.pg_names[kept.group] = kept.name
         world.pg_backend_config[kept.group] = kept.config
         if kept.tag is not None:
@@ -274,7 +277,8 @@ class GroupKeeper:
         """Before a test. ``good`` is the number of the kept groups that ranks may go on with; with
         None each group is made, and destroyed, as the test says."""
         self._left = []
-        self.made_any = self.used_kept = False
+        self.used_kept = False
+        self.made = self.reused = 0
         self._on = good is not None
         if good is not None and good != self._good:
             self._good = good
@@ -301,13 +305,15 @@ class GroupKeeper:
         """How the kept group came out of the test so far."""
         kept = self._kept
         if kept is None:
-            return GroupState((self._good, self._made, self._agreed), None, self.used_kept)
+            numbers: tuple[int, ...] = (self._good, self._made, self._agreed)
+            return GroupState(numbers, None, self.used_kept, self.made, self.reused)
         sequence = _torch_api.group_sequence_number(kept.group)
         spent = kept.spent
         timeouts = [_torch_api.backend_timeout(backend) for backend in kept.backends]
         if any(timeout not in (None, kept.timeout) for timeout in timeouts):
             spent = "its time-out was changed"
-        return GroupState((self._good, self._made, self._agreed, sequence), spent, self.used_kept)
+        numbers = (self._good, self._made, self._agreed, sequence)
+        return GroupState(numbers, spent, self.used_kept, self.made, self.reused)
 
     # Class style
 
@@ -319,6 +325,8 @@ class GroupKeeper:
                 return
             self._tables = Tables(self._world, self._register)
             self._let_tests_make_their_own(module)
+        else:
+            self.reused += 1
         self._tables.renew_store(sequence)
 
     def _let_tests_make_their_own(self, module: Any) -> None:

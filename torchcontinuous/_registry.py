@@ -8,7 +8,8 @@ import sys
 import unittest
 from typing import Any
 
-from torchcontinuous import _launcher, _output, _torch_api
+from torchcontinuous import _launcher, _output, _settings, _torch_api
+from torchcontinuous._counts import counts
 from torchcontinuous._messages import ClassReference
 from torchcontinuous._pool import Pool
 from torchcontinuous.errors import ConfigurationError, UnreachableClassError
@@ -27,7 +28,7 @@ class Pools:
         starter = _launcher.launcher()
         if not self._registered:
             self._registered = True
-            atexit.register(self.close_all)  # Before the launcher's: registered after it.
+            atexit.register(self._finish)  # Before the launcher's: registered after it.
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self.forget)
         of_class = self._pools.get(cls)
@@ -44,6 +45,11 @@ class Pools:
         for pool in self._pools.pop(cls, {}).values():
             replay(pool.close())
 
+    def _finish(self) -> None:
+        self.close_all()
+        if _settings.verbose() and counts.tests:
+            print(f"torchcontinuous: {counts.describe()}", file=sys.stderr)
+
     def close_all(self) -> None:
         """End every worker of this process."""
         for cls in list(self._pools):
@@ -55,6 +61,7 @@ class Pools:
             for pool in of_class.values():
                 pool.forget()
         self._pools.clear()
+        counts.__init__()  # type: ignore[misc]
 
     def raised_level(self, cls: type) -> str:
         """The level at which a class goes on after a leak was found in it."""

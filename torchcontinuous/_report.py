@@ -80,11 +80,15 @@ class GroupState:
 
     ``numbers`` have to be equal on all ranks for the group to serve another test; ``spent`` says
     why it must not, or is None; ``used`` is whether the test was handed it or gave it back.
+    ``made`` and ``reused`` count the groups, of all kinds, that the test made on this rank, and the
+    default groups that it was handed.
     """
 
     numbers: tuple[int, ...]
     spent: str | None = None
     used: bool = False
+    made: int = 0
+    reused: int = 0
 
 
 class Outcome(Enum):

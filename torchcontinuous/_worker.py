@@ -144,7 +144,7 @@ class _Worker:
         group = None
         try:
             group = self._groups.release()
-            if self._groups.made_any or self._meshes.made_any:
+            if self._groups.made or self._groups.reused or self._meshes.made_any:
                 reasons += filter(None, [empty_caches()])
             if self._groups.broken is not None:
                 reasons.append(self._groups.broken)

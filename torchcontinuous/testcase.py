@@ -26,6 +26,7 @@ from torchcontinuous import (
     _torch_api,
 )
 from torchcontinuous import _leaks as leaks
+from torchcontinuous._counts import counts
 from torchcontinuous._generation import Job
 from torchcontinuous._handles import RankPipe, RankProcess
 from torchcontinuous._messages import Style
@@ -277,6 +278,7 @@ class ContinuousMixin:
             self._continuous_attempt(last)
             ticket = self._continuous_ticket
             if ticket is not None and self._continuous_to_be_repeated(ticket):
+                counts.repeated += 1
                 again = self._continuous_successor(given)
                 second = Attempt(result, self, first=False)
                 again._continuous_attempt(second)
@@ -314,6 +316,7 @@ class ContinuousMixin:
 
     def _continuous_leak(self: Any, ticket: Ticket) -> Any:
         """Report that state leaked into the test; exception information where that is a failure."""
+        counts.leaked_into += 1
         pools.raise_level(type(self))
         before = ticket.ran_before
         named = ", ".join(before[-_TESTS_NAMED:])
