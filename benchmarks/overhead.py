@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import arms, tables
+from benchmarks.comparison import SUITES
 from benchmarks.processes import run_python
 
 #: Seconds for one process of an arm: stock's longest run takes 40, twice that on a loaded machine.
@@ -35,6 +36,15 @@ WHOLE_RUNS = {
 }
 
 _NAMES = {arms.STOCK: "stock", arms.TORCH: "torch's own"}
+
+#: Columns of the suites' table, and where their numbers are.
+TOTALS = {
+    "tests": "tests",
+    "groups made": "groups_made",
+    "default groups reused": "groups_reused",
+    "generations": "generations",
+    "leaks": "leaks",
+}
 
 #: Raw figures: by arm, then by figure, a list for each round.
 Raw = dict[str, dict[str, list[list[float]]]]
@@ -99,6 +109,11 @@ FIGURES = (
         times_less=(1, arms.TORCH),
     ),
     Figure(
+        "the same, state guard off",
+        (arms.NONE, "noop, no guard"),
+        _both("noop"),
+    ),
+    Figure(
         'one more no-op test, "process"',
         (arms.PROCESS, "noop"),
         {arms.STOCK: "noop"},
@@ -145,6 +160,12 @@ NOTE = (
 )
 
 
+COUNTED = (
+    "groups made: by c10d, the default one and sub-groups; reused: a test was handed the default "
+    "group\nthat an earlier test had made, instead of making one."
+)
+
+
 def measure_round(raw: Raw, number: int) -> None:
     """Run every arm once; stock's longest probes in the first round only."""
     for arm in ROUND:
@@ -168,6 +189,24 @@ def run_driver(arm: str, all_of_it: bool) -> dict[str, list[float]]:
         run_module(arm, "benchmarks.probes.driver", str(file), *options)
         figures: dict[str, list[float]] = json.loads(file.read_text())
         return figures
+
+
+def count_groups(suites: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Run suites at level "none": a row each of what their tests made and were handed.
+
+    Raises:
+        RunError: one failed, or was not done in time.
+    """
+    rows = []
+    for suite in suites:
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            file = Path(folder) / "totals.json"
+            name = f"benchmarks.suites.{suite}"
+            run_module(arms.NONE, "benchmarks.counted", str(file), name)
+            totals = json.loads(file.read_text())
+        rows.append([f"{suite}.py", *(str(totals[name]) for name in TOTALS.values())])
+        print(f"{suite}.py at {arms.NONE}: counted", flush=True)
+    return ["file", *TOTALS], rows
 
 
 def run_module(arm: str, *arguments: str) -> float:
@@ -262,15 +301,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--repeat", type=int, default=3, metavar="N", help="rounds (default: %(default)s)"
     )
+    parser.add_argument(
+        "--groups",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also count the process groups that each suite makes and reuses (default: yes)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw figures here")
     parsed = parser.parse_args(arguments)
     if parsed.repeat < 1:
         parser.error("--repeat: give 1 or more")
     raw: Raw = defaultdict(lambda: defaultdict(list))
     status = 0
+    counted = None
     try:
         for number in range(1, parsed.repeat + 1):
             measure_round(raw, number)
+        if parsed.groups:
+            counted = count_groups(SUITES)
     except KeyboardInterrupt:
         status = 130
         print("interrupted: what was measured so far follows")
@@ -281,6 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{table(raw)}\n\n{NOTE}")
         if parsed.json is not None:
             parsed.json.write_text(json.dumps(raw, indent=1))
+    if counted is not None:
+        print(f"\n{tables.render(*counted)}\n\n{COUNTED}")
     return status
 
 

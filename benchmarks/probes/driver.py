@@ -21,6 +21,7 @@ from benchmarks import arms
 from benchmarks.probes.base import NOTES
 from benchmarks.probes.cost import Cost
 from benchmarks.probes.crash import Crash
+from benchmarks.probes.unguarded import Unguarded
 
 
 class Step(NamedTuple):
@@ -71,6 +72,7 @@ PLANS: dict[str, tuple[Class, ...]] = {
                 _MEMORY,
             ),
         ),
+        Class(Unguarded, (Step(UNTIMED, "test_noop"), Step("noop, no guard", "test_noop", 200))),
         Class(Crash, (Step("start, new file", "test_next"), *_CRASH * 5)),
     ),
     arms.GROUP: (Class(Cost, (Step(UNTIMED, "test_noop"), Step("group", "test_group", 30))),),
