@@ -26,7 +26,7 @@ import torch.distributed.tensor._random as dtensor_random
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchcontinuous import _resource_probes, _snapshots
+from torchcontinuous import _resource_probes, _snapshots, _torch_api, _torch_probes
 from torchcontinuous._probes import difference, short
 from torchcontinuous._report import Leak
 from torchcontinuous._state_guard import PROBES, Guard, check_settings
@@ -61,6 +61,13 @@ class Settings:
 class Base(unittest.TestCase):
     shared = []
     limit = 3
+
+    @classmethod
+    def _run(cls, rank, test_name, file_name, parent_pipe, **kwargs):
+        "Seeds nothing, unlike stock's: the guard sees to the generators."
+
+    def run_test(self, test_name, parent_pipe):
+        pass
 
     @staticmethod
     @functools.cache
@@ -350,6 +357,14 @@ def test_generators_are_put_back_and_are_no_leak(suite):
     torch.manual_seed(7), random.seed(7), np.random.seed(7)
     assert guard.end() == []
     assert draw() == first
+
+
+def test_generators_that_every_test_seeds_are_left_alone():
+    stock = _torch_api.stock_test_case()
+    assert _torch_probes.rng(type("Seeded", (stock,), {})) is None
+    for name in ("_run", "run_test", "__init__"):
+        own = type("Own", (stock,), {name: lambda self, *arguments: None})
+        assert _torch_probes.rng(own) is not None
 
 
 def test_inference_mode_cannot_be_put_back(suite):

@@ -55,7 +55,7 @@ PROBES: Mapping[str, Factory] = {
     "patches": _alike_for_all(_module_probes.Patches),
     "module": _module_probes.names_of_module,
     "class": _module_probes.names_of_class,
-    "rng": _alike_for_all(_torch_probes.Rng),
+    "rng": _torch_probes.rng,
     "threads": _alike_for_all(_resource_probes.threads),
     "children": _alike_for_all(_resource_probes.children),
     "native_threads": _alike_for_all(_resource_probes.native_threads),

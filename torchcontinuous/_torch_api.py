@@ -5,8 +5,13 @@ Importing this module does not import torch; calling its functions does.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import sys
+import threading
+import types
+from collections.abc import Iterator
 from typing import Any
 
 from torchcontinuous.errors import MissingTorchNameError
@@ -81,17 +86,48 @@ def seeds_before_the_test(cls: Any) -> bool:
     """Whether nothing of the class's own runs before ``run_test`` has seeded the generators."""
     stock = stock_test_case()
     own = getattr(cls._run, "__func__", cls._run)
-    return own is stock._run.__func__ and cls.run_test is stock.run_test
+    return (
+        own is stock._run.__func__
+        and cls.run_test is stock.run_test
+        and cls.__init__ is stock.__init__
+    )
 
 
 def silence_event_listener() -> None:
-    """In a worker: let the thread that stock starts for each test end at once.
+    """In a worker: spare each test the thread in which stock listens to the parent.
 
-    It answers the parent's request for a traceback, which is asked for by a signal here.
+    It answers the parent's request for a traceback, which is asked for by a signal here; and on few
+    cores the start of a thread costs a test more than the rest of the harness.
     """
     stock = stock_test_case()
-    if hasattr(stock, "_event_listener"):
-        stock._event_listener = staticmethod(lambda parent_pipe, signal_pipe, rank: None)
+    if not hasattr(stock, "_event_listener"):
+        return
+    stock._event_listener = staticmethod(_listen_to_nobody)
+    module = sys.modules[stock.__module__]
+    if getattr(module, "threading", None) is threading:
+        seen_by_stock = types.ModuleType("threading")
+        vars(seen_by_stock).update(vars(threading), Thread=_thread_unless_listener)
+        module.threading = seen_by_stock  # type: ignore[attr-defined]
+
+
+def _listen_to_nobody(parent_pipe: Any, signal_pipe: Any, rank: int) -> None:
+    """What is left of stock's listener."""
+
+
+class _NoThread:
+    """Stands for a thread that has nothing to do."""
+
+    def start(self) -> None:
+        pass
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+
+def _thread_unless_listener(*arguments: Any, **keywords: Any) -> Any:
+    if keywords.get("target") is _listen_to_nobody:
+        return _NoThread()
+    return threading.Thread(*arguments, **keywords)
 
 
 def skip_absent_devices() -> None:
@@ -100,13 +136,37 @@ def skip_absent_devices() -> None:
     torch would queue a seed that nothing ever takes up, and format the whole stack to go with it:
     for each test, and each of three kinds.
     """
+    for module in _absent_devices():
+        module.manual_seed_all = _seed_nothing
+
+
+@contextlib.contextmanager
+def absent_devices_skipped() -> Iterator[None]:
+    """In the parent, around one test: the same, and torch as it was afterwards."""
+    seeds = [(module, module.manual_seed_all) for module in _absent_devices()]
+    for module, _ in seeds:
+        module.manual_seed_all = _seed_nothing
+    try:
+        yield
+    finally:
+        for module, seed in seeds:
+            if module.manual_seed_all is _seed_nothing:
+                module.manual_seed_all = seed
+
+
+@functools.cache
+def _absent_devices() -> tuple[Any, ...]:
+    """torch's modules for the kinds of device that this build has no code for."""
     import torch
 
-    for name in ("cuda", "xpu", "mtia"):
-        module = getattr(torch, name, None)
-        is_compiled = getattr(module, "_is_compiled", None)
-        if is_compiled is not None and not is_compiled() and hasattr(module, "manual_seed_all"):
-            module.manual_seed_all = _seed_nothing  # type: ignore[union-attr]
+    modules: list[Any] = [getattr(torch, name, None) for name in ("cuda", "xpu", "mtia")]
+    return tuple(
+        module
+        for module in modules
+        if hasattr(module, "manual_seed_all")
+        and hasattr(module, "_is_compiled")
+        and not module._is_compiled()
+    )
 
 
 def _seed_nothing(seed: int) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchcontinuous import _torch_state
+from torchcontinuous import _torch_api, _torch_state
 from torchcontinuous._probes import Probe, Setting, Settings, attempt, attributes, leak, same
 from torchcontinuous._report import Leak
 
@@ -85,6 +85,12 @@ class _NumpyState:
         else:
             self._module.seed(0)  # Forgets a normal number that was drawn ahead.
             ctypes.memmove(self._address, self._memory, self._SIZE)
+
+
+def rng(cls: type) -> Probe | None:
+    """Random number generators, of a class whose tests nobody seeds."""
+    is_stock = _torch_api.STOCK_MODULE in sys.modules  # A probe imports nothing.
+    return None if is_stock and _torch_api.seeds_before_the_test(cls) else Rng()
 
 
 def default_dtype() -> Probe | None:

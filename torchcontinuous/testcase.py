@@ -300,7 +300,8 @@ class ContinuousMixin:
 
     def _continuous_attempt(self: Any, attempt: Attempt) -> None:
         try:
-            super().run(attempt)  # type: ignore[misc]
+            with _torch_api.absent_devices_skipped():
+                super().run(attempt)  # type: ignore[misc]
         finally:
             if self._continuous_made_file is not None:
                 with contextlib.suppress(OSError):
