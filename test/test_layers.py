@@ -29,7 +29,7 @@ LAYERS = {
 #: Within a layer: who may import whom.
 WITHIN = {
     ("_settings", "errors"), ("_torch_api", "errors"),
-    ("_process_group", "_class_group"),
+    ("_process_group", "_class_group"), ("_process_group", "_context"),
     ("_snapshots", "_probes"), ("_process_probes", "_probes"), ("_process_probes", "_snapshots"),
     ("_resource_probes", "_probes"), ("_torch_probes", "_probes"), ("_module_probes", "_probes"),
     ("_module_probes", "_snapshots"), ("_state_guard", "_probes"),

@@ -70,6 +70,11 @@ class _Environment:
 _environment = _Environment()
 
 
+def environment() -> Mapping[str, str]:
+    """``dict(os.environ)``, cheaply where nothing has changed; not to be changed."""
+    return _environment.current()
+
+
 def apply_context(context: ProcessContext) -> None:
     """Make this process's context equal to ``context``."""
     apply_environment(context.environ)

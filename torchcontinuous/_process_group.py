@@ -21,6 +21,7 @@ from typing import Any
 
 from torchcontinuous import _torch_api
 from torchcontinuous._class_group import Tables
+from torchcontinuous._context import environment
 from torchcontinuous._report import GroupState
 
 #: Backends whose groups are kept; a plug-in's may hold anything.
@@ -370,7 +371,7 @@ def _is_keepable(given: Mapping[str, Any]) -> bool:
 
 def _key(given: Mapping[str, Any]) -> str:
     """What has to be equal for one group to stand for another, on every rank."""
-    shaping = sorted(item for item in os.environ.items() if item[0].startswith(_SHAPING))
+    shaping = sorted(item for item in environment().items() if item[0].startswith(_SHAPING))
     device = given["device_id"]
     return repr(
         (
