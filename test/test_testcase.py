@@ -858,3 +858,28 @@ def test_unspawned_results_are_json():
         for suite, (_, name) in SUITES.items()
     }
     assert counts == {"distributed": 285, "rpc": 436}
+
+
+def test_compile_caches_per_rank(suites):
+    suites.write(
+        """
+        from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+        shared = cache_dir()
+
+        class TestShared(Spawning):
+            def test_1_shared(self):
+                self.assertEqual(cache_dir(), shared)
+
+        class TestOwn(Spawning):
+            compile_cache_per_rank = True
+            def look(self):
+                own = os.path.join(shared, f"rank{self.rank}")
+                self.assertEqual(cache_dir(), own)
+                self.assertTrue(triton_cache_dir(0).startswith(own + os.sep))
+            test_2_own = test_3_own_again = look
+        """
+    )
+    run = suites.pytest("test_it.py")
+    assert set(run.outcomes().values()) == {"passed"}, run.output
+    assert len(run.cases) == 3
+    assert "StateLeakWarning" not in run.output

@@ -18,6 +18,7 @@ from typing import Any
 from torchcontinuous import _context, _settings
 from torchcontinuous._launcher import Crew, Member
 from torchcontinuous._messages import (
+    BodyEnded,
     ClassReference,
     Exit,
     Finished,
@@ -25,6 +26,7 @@ from torchcontinuous._messages import (
     Run,
     Started,
     Style,
+    TearDown,
 )
 from torchcontinuous._report import Leak, RankReport
 from torchcontinuous.errors import ChannelError
@@ -106,6 +108,8 @@ class Generation:
         self.leaks: list[tuple[str, int, Leak]] = []
         #: Which of its default process groups may still be handed out.
         self.kept_group = 0
+        #: Ranks that wait for every other's body to end.
+        self._waiting: dict[int, Member] = {}
         self._waiter = _Waiter()
         self._rendezvous: str | None = None
         for member in self.members:
@@ -150,6 +154,7 @@ class Generation:
     def send(self, job: Job, sequence: int, context: ProcessContext) -> None:
         """Have every rank run a test."""
         self.reports = {}
+        self._waiting = {}
         self.sequence = sequence
         run = Run(
             self.number,
@@ -180,6 +185,8 @@ class Generation:
                 self._bury(member)
             elif not what.drain():
                 self._waiter.remove(what)
+        if self._waiting:
+            self._let_tear_down()
 
     def _receive(self, member: Member, deadline: float) -> None:
         if member.rank in self.dead:
@@ -200,6 +207,21 @@ class Generation:
             self.sequence,
         ):
             self.reports[member.rank] = message.report
+        elif isinstance(message, BodyEnded) and (message.generation, message.sequence) == (
+            self.number,
+            self.sequence,
+        ):
+            self._waiting[member.rank] = member
+
+    def _let_tear_down(self) -> None:
+        """Let ranks go on when every body has ended, or as soon as one no longer can."""
+        every_one = len(self._waiting) == self.world_size
+        if every_one or self.reports or self.dead:
+            data = pickle.dumps(TearDown(self.sequence, every_one))
+            for member in self._waiting.values():
+                with contextlib.suppress(ChannelError):  # Dead: its sentinel tells.
+                    member.channel.send_bytes(data)
+            self._waiting = {}
 
     def _bury(self, member: Member) -> None:
         """Note the death of a rank, after what it had still to say."""

@@ -95,6 +95,23 @@ class Started:
 
 
 @dataclass(frozen=True)
+class BodyEnded:
+    """A rank's test body did not fail; its ``tearDown`` waits for those of all ranks."""
+
+    generation: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class TearDown:
+    """To a rank whose body has ended: whether to run ``tearDown``, or to leave it out because
+    another rank's body never will."""
+
+    sequence: int
+    run: bool
+
+
+@dataclass(frozen=True)
 class Finished:
     """A rank's report of one test."""
 

@@ -179,18 +179,51 @@ def run_stock_style(
 
 
 def run_class_style(
-    load: Callable[[], Any], rank: int, test_name: str, file_name: str
+    load: Callable[[], Any],
+    rank: int,
+    test_name: str,
+    file_name: str,
+    meet: Callable[[], bool],
 ) -> RankReport:
-    """Run a test of a class whose process group ``load`` has made, if it was not there yet."""
+    """Run a test of a class whose process group ``load`` has made, if it was not there yet.
+
+    Args:
+        meet: waits for every rank's body to end; False if one will not.
+    """
     pipe = TestPipe()
     try:
         test = load()(test_name)
         test.rank = rank
         test.file_name = file_name
+        if getattr(test, "setup_in_workers", False):
+            body = getattr(test, test_name)
+            setattr(test, test_name, functools.partial(_run_with_fixtures, test, body, meet))
         test.run_test(test_name, pipe.connection)
     except BaseException as error:
         return _report_on(rank, pipe, error)
     return _report_on(rank, pipe, None)
+
+
+def _run_with_fixtures(test: Any, body: Callable[[], Any], meet: Callable[[], bool]) -> None:
+    """A test's body between its ``setUp`` and ``tearDown``, which may hold collectives: so the
+    latter waits for all bodies, and is left out if one failed. Cleanups come last."""
+    ending: unittest.SkipTest | SystemExit | None = None
+    try:
+        test.setUp()
+        try:
+            body()
+        except unittest.SkipTest as skip:
+            ending = skip
+        except SystemExit as exit:
+            if _exit_code(exit)[0] not in {0, *_torch_api.test_skips()}:
+                raise
+            ending = exit
+        if meet():
+            test.tearDown()
+    finally:
+        test.doCleanups()
+    if ending is not None:
+        raise ending
 
 
 def _accepted(function: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:

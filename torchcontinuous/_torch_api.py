@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
 import threading
 import types
@@ -171,6 +172,17 @@ def _absent_devices() -> tuple[Any, ...]:
 
 def _seed_nothing(seed: int) -> None:
     """What is left of seeding a kind of device that is not there."""
+
+
+def separate_compile_cache(rank: int) -> None:
+    """In a worker: have inductor and Triton keep what they compile in a folder of this rank's own,
+    within the one that they would use."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        utils = "torch._inductor.runtime.cache_dir_utils"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = _require(utils, "default_cache_dir")()
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        if name in os.environ:
+            os.environ[name] = os.path.join(os.environ[name], f"rank{rank}")
 
 
 def reread_debug_level() -> None:

@@ -16,7 +16,16 @@ from torchcontinuous import _context, _output, _single, _torch_api
 from torchcontinuous._channel import Channel
 from torchcontinuous._class_group import ClassGroup
 from torchcontinuous._meshes import Meshes, empty_caches
-from torchcontinuous._messages import Exit, Finished, ProcessContext, Run, Start, Started
+from torchcontinuous._messages import (
+    BodyEnded,
+    Exit,
+    Finished,
+    ProcessContext,
+    Run,
+    Start,
+    Started,
+    TearDown,
+)
 from torchcontinuous._process_group import GroupKeeper
 from torchcontinuous._report import Ending, Leak, RankReport
 from torchcontinuous._single import load_class
@@ -85,6 +94,8 @@ class _Worker:
         self._guard: Guard | None = None
         self._strict_probes: frozenset[str] = frozenset()
         self._import_error: BaseException | None = None
+        self._sequence = 0
+        self._met = True
         with _context.noted_reads() as self.reads:
             try:
                 _torch_api.silence_event_listener()
@@ -107,19 +118,31 @@ class _Worker:
             if self._import_error is not None:
                 raise self._import_error
             cls = load_class(command.test_class)
+            if getattr(cls, "compile_cache_per_rank", False):
+                _torch_api.separate_compile_cache(rank)
             if command.style == "class" or not _torch_api.seeds_before_the_test(cls):
                 _context.reseed()
             self._prepare(cls, command)
             return cls
 
         name, file_name = command.test_name, command.file_name
+        self._sequence, self._met = command.sequence, True
         if command.style == "class":
-            report = _single.run_class_style(load, rank, name, file_name)
+            report = _single.run_class_style(load, rank, name, file_name, self._meet)
         else:
             report = _single.run_stock_style(load, rank, name, file_name, command.keywords)
         if report.used_up:
             return dataclasses.replace(report, group=self._groups.state())
         return self._release(report, command.last)
+
+    def _meet(self) -> bool:
+        """Wait for every rank's body to end; False if one failed, and will not."""
+        self._channel.send(BodyEnded(self._start.generation, self._sequence))
+        answer = self._channel.receive(math.inf)
+        if not isinstance(answer, TearDown) or answer.sequence != self._sequence:
+            raise ChannelError(f"instead of an answer to BodyEnded came {answer}")
+        self._met = answer.run
+        return self._met
 
     def _prepare(self, cls: Any, command: Run) -> None:
         """Have process groups and guard ready, just before a test."""
@@ -140,7 +163,7 @@ class _Worker:
 
     def _release(self, report: RankReport, last: bool) -> RankReport:
         """After a test that others may follow: take down what the end of a process would have."""
-        reasons: list[str] = []
+        reasons: list[str] = [] if self._met else ["its tearDown was left out"]
         group = None
         try:
             group = self._groups.release()

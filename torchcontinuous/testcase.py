@@ -83,10 +83,13 @@ class ContinuousMixin:
             ``TORCHCONTINUOUS_ISOLATION`` counts.
         guard: for probes of the state guard, by name: ``"off"``, ``"error"`` (a test that leaves
             such a change fails) or ``"restore"`` (the default).
+        compile_cache_per_rank: whether each rank keeps what ``torch.compile`` makes in a folder of
+            its own. On stock, and by default, all ranks share one.
     """
 
     isolation: str = "none"
     guard: Mapping[str, str | bool] = {}
+    compile_cache_per_rank: bool = False
 
     _continuous_ticket: Ticket | None = None
     _continuous_started = False
@@ -360,11 +363,32 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
         timeout: of the class's process group.
         pg: in workers, the class's process group.
         rdvz_file: in workers, the file by which the class's ranks met.
+        setup_in_workers: whether ``setUp``, ``tearDown`` and cleanups of a test of class style run
+            on every rank, too (``self.rank`` tells where), and not in the parent alone.
+            ``tearDown`` runs when the bodies of all ranks have ended, and nowhere if one failed.
     """
 
+    rank: int = MultiProcessTestCase.MAIN_PROCESS_RANK
     timeout: timedelta = timedelta(seconds=120)
     pg: Any = None
     rdvz_file: str | None = None
+    setup_in_workers: bool = False
+
+    def setUp(self) -> None:
+        if self._continuous_in_worker():
+            # Not stock's, which is the parent's.
+            super(MultiProcessTestCase, self).setUp()
+        else:
+            super().setUp()
+
+    def tearDown(self) -> None:
+        if self._continuous_in_worker():
+            super(MultiProcessTestCase, self).tearDown()
+        else:
+            super().tearDown()
+
+    def _continuous_in_worker(self) -> bool:
+        return bool(self.rank != self.MAIN_PROCESS_RANK)
 
     @classmethod
     def backend_str(cls) -> str | None:
