@@ -22,8 +22,8 @@ LAYERS = {
     "_nursery": 6, "_processes": 6, "_launcher": 6,
     "_generation": 7, "_pool": 7,
     "_registry": 8, "_leaks": 8, "_handles": 8, "_rerun": 8, "testcase": 8,
-    "_bisect": 9, "__init__": 9,
-    "__main__": 10,
+    "bases": 9, "_bisect": 9, "__init__": 10,
+    "__main__": 11,
 }  # fmt: skip
 
 #: Within a layer: who may import whom.

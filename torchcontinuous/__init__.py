@@ -39,7 +39,8 @@ layer  module                              holds
 8      ``_registry``, ``_handles``,        the unittest adapter
        ``_rerun``, ``_leaks``,
        ``testcase``
-9      ``_bisect``                         the search for a leak's origin
+9      ``bases``, ``_bisect``              torch's test bases on reused workers; the search for a
+                                           leak's origin
 10     ``__main__``                        ``python -m torchcontinuous``
 ====== =================================== ==================================================
 
@@ -66,15 +67,31 @@ from torchcontinuous.errors import (
 )
 
 if TYPE_CHECKING:
+    from torchcontinuous.bases import (
+        DistributedTestBase,
+        DTensorContinuousTestBase,
+        DTensorTestBase,
+        FSDPTest,
+        FSDPTestContinuous,
+        ShardedTensorTestBase,
+        SpawnHelper,
+    )
     from torchcontinuous.testcase import ContinuousMixin, MultiProcContinuousTest, isolated
 
 __all__ = [
     "ChannelError",
     "ConfigurationError",
     "ContinuousMixin",
+    "DTensorContinuousTestBase",
+    "DTensorTestBase",
+    "DistributedTestBase",
+    "FSDPTest",
+    "FSDPTestContinuous",
     "MissingTorchNameError",
     "MultiProcContinuousTest",
     "RankWarning",
+    "ShardedTensorTestBase",
+    "SpawnHelper",
     "StartError",
     "StateLeakError",
     "StateLeakWarning",
@@ -87,16 +104,20 @@ __all__ = [
 ]
 
 _IN_TESTCASE = frozenset({"ContinuousMixin", "MultiProcContinuousTest", "isolated"})
+_IN_BASES = frozenset(
+    {"DTensorContinuousTestBase", "DTensorTestBase", "DistributedTestBase", "FSDPTest"}
+    | {"FSDPTestContinuous", "ShardedTensorTestBase", "SpawnHelper"}
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _IN_TESTCASE:
+    if name not in _IN_TESTCASE | _IN_BASES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torchcontinuous import _launcher
 
     if _launcher.may_start():
         # It imports torch beside this process, which is about to do the same.
         _launcher.launcher().start_early()
-    from torchcontinuous import testcase
+    from torchcontinuous import bases, testcase
 
-    return getattr(testcase, name)
+    return getattr(bases if name in _IN_BASES else testcase, name)

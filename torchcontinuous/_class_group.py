@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import unittest
 from typing import Any
 
 from torchcontinuous import _torch_api
 
 
-def backend_of(cls: Any) -> str:
-    """The backend of a class-style class: its own, else that of its device."""
-    import torch.distributed as dist
+def backend_of(cls: Any) -> str | None:
+    """The backend of a class-style class: its own, else that of its device; None leaves it to
+    c10d, which takes one for each kind of device."""
+    own = value_of(cls, "backend_str")
+    return None if own is None else str(own)
 
-    own = _value_of(cls, "backend_str")
-    return str(own or dist.get_default_backend_for_device(_value_of(cls, "device_type")))
 
-
-def _value_of(cls: Any, name: str) -> Any:
+def value_of(cls: Any, name: str) -> Any:
     """A class's own setting: method, property or plain attribute (torch's classes have each)."""
     value = getattr(cls, name)
     if isinstance(value, property):
@@ -23,16 +23,25 @@ def _value_of(cls: Any, name: str) -> Any:
     return value() if callable(value) else value
 
 
-def check_backend(test_class: str, backend: str) -> None:
-    """Raise RuntimeError, naming class and remedy, if torch was built without ``backend``."""
+def check_backend(cls: Any) -> None:
+    """Look whether torch was built with the backend of a class-style class.
+
+    Raises:
+        unittest.SkipTest: not with the one that the class names, as in torch's own class.
+        RuntimeError: not with that of its device; it names class and remedy.
+    """
     import torch.distributed as dist
 
-    for name in (part.rpartition(":")[2] for part in backend.split(",")):
+    backend = backend_of(cls)
+    for name in (part.rpartition(":")[2] for part in (backend or "").split(",") if part):
         if not dist.is_backend_available(name):
-            raise RuntimeError(
-                f"{test_class} asks for the backend {name!r}, which this build of torch lacks. "
-                "Install a torch that has it, or return another from backend_str()"
-            )
+            raise unittest.SkipTest(f"Backend {name!r} is not available")
+    default = dist.get_default_backend_for_device(value_of(cls, "device_type"))
+    if backend is None and not dist.is_backend_available(default):
+        raise RuntimeError(
+            f"{cls.__module__}.{cls.__qualname__} needs the backend {default!r}, which this build "
+            "of torch lacks. Install a torch that has it, or return another from backend_str()"
+        )
 
 
 class ClassGroup:

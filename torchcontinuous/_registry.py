@@ -108,8 +108,8 @@ def refer_to(cls: type) -> ClassReference:
     return ClassReference(cls.__module__, file and os.path.abspath(file), cls.__qualname__)
 
 
-def check_world_size(cls: type, value: Any) -> int:
-    """A usable number of ranks; -2 means all devices.
+def check_world_size(cls: type, value: Any, device_type: str | None = None) -> int:
+    """A usable number of ranks; -2 means all devices, of the kind that is given or there is.
 
     Raises:
         ConfigurationError: it is negative, or not a whole number.
@@ -122,9 +122,10 @@ def check_world_size(cls: type, value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number, whole = -1, False
     if number == -2 and whole:
-        number = _torch_api.device_count()
+        kind = device_type or _torch_api.accelerator() or "cpu"
+        number = _torch_api.device_count(kind)
         if number == 0:
-            raise unittest.SkipTest("No devices available")
+            raise unittest.SkipTest(f"No {kind} devices available")
     if number < 0 or not whole:
         raise ConfigurationError(setting, value, "Give a number of ranks, 0 or more")
     return number

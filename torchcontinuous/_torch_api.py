@@ -37,6 +37,36 @@ def stock_test_case() -> Any:
     return _require(STOCK_MODULE, "MultiProcessTestCase")
 
 
+def own_continuous_test_case() -> Any:
+    """torch's own ``MultiProcContinuousTest`` (older versions spell it otherwise)."""
+    return _require(STOCK_MODULE, "MultiProcContinuousTest", _NEWER)
+
+
+_INTERNAL = "torch.testing._internal"
+
+#: Where torch keeps its test bases.
+_TEST_BASES = {
+    "DTensorTestBase": f"{_INTERNAL}.distributed._tensor.common_dtensor",
+    "DTensorContinuousTestBase": f"{_INTERNAL}.distributed._tensor.common_dtensor",
+    "FSDPTest": f"{_INTERNAL}.common_fsdp",
+    "FSDPTestContinuous": f"{_INTERNAL}.common_fsdp",
+    "ShardedTensorTestBase": f"{_INTERNAL}.distributed._shard.sharded_tensor",
+    "DistributedTestBase": STOCK_MODULE,
+    "SpawnHelper": f"{_INTERNAL}.distributed.rpc_utils",
+}
+
+_NEWER = "This torch lacks it; what else torchcontinuous offers works without it"
+
+
+def test_base(name: str) -> Any:
+    """One of torch's own bases of tests.
+
+    Raises:
+        MissingTorchNameError: this torch has none of that name, or was built without what it needs.
+    """
+    return _require(_TEST_BASES[name], name, _NEWER)
+
+
 def test_skips() -> dict[int, str]:
     """Skip exit codes and their reasons."""
     table = _require(STOCK_MODULE, "TEST_SKIPS")
@@ -53,13 +83,19 @@ def test_timeout(test_id: str) -> float:
     return float(_require(STOCK_MODULE, "get_timeout")(test_id))
 
 
-def device_count() -> int:
-    """Accelerators that this process may use; 0 where there are none."""
+def device_count(device_type: str) -> int:
+    """Devices of a kind that this process may use (a CPU counts as one)."""
     import torch
 
-    if hasattr(torch, "accelerator"):
-        return int(torch.accelerator.device_count())
-    return int(torch.cuda.device_count())
+    return int(torch.get_device_module(device_type).device_count())
+
+
+def accelerator() -> str | None:
+    """The kind of accelerator that this torch was built for, there or not; None for the CPU."""
+    import torch
+
+    found = torch.accelerator.current_accelerator()
+    return None if found is None else str(found.type)
 
 
 def in_bad_fork() -> bool:

@@ -397,14 +397,8 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
 
     @classmethod
     def device_type(cls) -> str:
-        """The kind of device that tests use."""
-        import torch
-
-        accelerator = getattr(torch, "accelerator", None)
-        current = accelerator.current_accelerator() if accelerator is not None else None
-        if current is not None and _torch_api.device_count() > 0:
-            return str(current.type)
-        return "cpu"
+        """The kind of device that tests use: the accelerator's that torch was built for."""
+        return _torch_api.accelerator() or "cpu"
 
     @classmethod
     def opts(cls) -> Any:
@@ -436,8 +430,8 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
             cls = type(self)
             size = inspect.getattr_static(cls, "world_size", None)
             default = size is inspect.getattr_static(MultiProcessTestCase, "world_size")
-            backend = _class_group.backend_of(cls)
-            _class_group.check_backend(f"{cls.__module__}.{cls.__qualname__}", backend)
+            _class_group.check_backend(cls)
             wanted = -2 if default else self.world_size
-            self._continuous_dispatch("class", check_world_size(cls, wanted))
+            size = check_world_size(cls, wanted, str(_class_group.value_of(cls, "device_type")))
+            self._continuous_dispatch("class", size)
         super()._join_processes(fn)
