@@ -8,7 +8,7 @@ import unittest
 import pytest
 
 import benchmarks.__main__
-from benchmarks import arms, comparison, ordered, overhead, tables
+from benchmarks import accelerator, arms, comparison, ordered, overhead, tables
 from benchmarks.comparison import QUICK_SUITES, SUITES, Comparison, SuiteRun, read_outcomes
 from benchmarks.processes import ROOT
 
@@ -183,3 +183,21 @@ def test_bad_options_are_told():
         with pytest.raises(SystemExit) as caught:
             benchmarks.__main__.main(command)
         assert caught.value.code == 2
+
+
+def test_accelerator_without_one(monkeypatch, capsys):
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: None)
+    assert accelerator.main([]) == 0
+    assert "no accelerator here" in capsys.readouterr().out
+
+
+def test_accelerator_looks_at_memory_and_nursery():
+    def notes(after, *more):
+        pairs = [("free before", 10e9), ("free after", after), *more]
+        return [f'{{"event": "{event}", "rank": 0, "value": {value}}}' for event, value in pairs]
+
+    untouched = ("untouched", 7.0)
+    assert accelerator.check_memory(notes(9.9e9, untouched), arms.NONE) == []
+    assert accelerator.check_memory(notes(9.9e9), arms.STOCK) == []
+    assert "untouched" in accelerator.check_memory(notes(9.9e9), arms.NONE)[0]
+    assert "still holds 3.00 GB" in accelerator.check_memory(notes(7e9), arms.STOCK)[0]

@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from multiprocessing import process, spawn
 from typing import Any
 
+from torchcontinuous import _devices
 from torchcontinuous._messages import ProcessContext
 
 #: What stock's ``run_test`` sets in each worker; C++ reads it once, at its first error, so that it
 #: has to be there from the start.
 WORKER_ENVIRONMENT = {"TORCH_SHOW_CPP_STACKTRACES": "1"}
 
-#: Set where processes are forked from, and only there: ``torch.cuda.is_available()`` must not
-#: initialise the driver, which would spoil every fork.
-FORK_SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+#: Set where processes are forked from, and only there.
+FORK_SERVER_ENVIRONMENT = _devices.LOOK_WITHOUT_TOUCHING
 
 
 def capture_context() -> ProcessContext:

@@ -16,7 +16,7 @@ from multiprocessing import Pipe, get_context, process
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torchcontinuous import _context, _nursery, _settings, _worker
+from torchcontinuous import _context, _devices, _nursery, _settings, _worker
 from torchcontinuous._channel import STALL_SECONDS, Channel
 from torchcontinuous._messages import (
     ClassReference,
@@ -43,7 +43,10 @@ MAX_NURSERIES = 3
 MAX_TEMPLATES = 8
 
 #: Variables that are read at first use, and then kept: workers that have run a test do not fit.
-FIRST_USE_PREFIXES = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "TP_", "UCX_", "UCC_", "CUDA_")
+FIRST_USE_PREFIXES = (
+    *("TORCH_", "PYTORCH_", "GLOO_", "TP_", "UCX_", "UCC_"),
+    *_devices.PREFIXES_ON_FIRST_USE,
+)
 #: c10d's debug level is read again before each test.
 _REREAD = {"TORCH_DISTRIBUTED_DEBUG"}
 

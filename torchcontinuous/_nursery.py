@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from torchcontinuous import _context, _single, _torch_api, _worker
+from torchcontinuous import _context, _devices, _single, _torch_api, _worker
 from torchcontinuous._channel import Channel
 from torchcontinuous._messages import (
     Exited,
@@ -168,7 +168,7 @@ def _unsafe_to_fork(threads: int) -> str | None:
         return "it started threads (a large operator, a backward pass, or threads of its own)"
     pid = os.fork()
     if pid == 0:
-        os._exit(1 if _torch_api.in_bad_fork() else 0)
+        os._exit(1 if _devices.in_bad_fork() else 0)
     _, status = os.waitpid(pid, 0)
     if status != 0:
         return "it initialised or queried an accelerator"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from torchcontinuous import _context, _nursery, _settings, _worker
+from torchcontinuous import _context, _devices, _nursery, _settings, _worker
 from torchcontinuous._channel import STALL_SECONDS, Channel
 from torchcontinuous._messages import (
     Exited,
@@ -40,13 +40,7 @@ NATIVE_PREFIXES = (
     "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "DNNL_", "ONEDNN_",
     "LD_", "MALLOC_", "GLIBC_", "PYTHON", "LC_", "ATEN_CPU_", "TORCH_CPP_LOG", "TORCH_SHOW_",
 )  # fmt: skip
-NATIVE_NAMES = frozenset(
-    {
-        "LANG", "TZ", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING",
-        "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
-        "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
-    }
-)  # fmt: skip
+NATIVE_NAMES = frozenset({"LANG", "TZ", *_devices.VARIABLES_ON_LOAD})
 
 
 def native_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import sys
 import unittest
 from typing import Any
 
-from torchcontinuous import _launcher, _output, _settings, _torch_api
+from torchcontinuous import _devices, _launcher, _output, _settings
 from torchcontinuous._counts import counts
 from torchcontinuous._messages import ClassReference
 from torchcontinuous._pool import Pool
@@ -122,8 +122,8 @@ def check_world_size(cls: type, value: Any, device_type: str | None = None) -> i
     except (TypeError, ValueError, OverflowError):
         number, whole = -1, False
     if number == -2 and whole:
-        kind = device_type or _torch_api.accelerator() or "cpu"
-        number = _torch_api.device_count(kind)
+        kind = device_type or _devices.accelerator() or "cpu"
+        number = _devices.count(kind)
         if number == 0:
             raise unittest.SkipTest(f"No {kind} devices available")
     if number < 0 or not whole:

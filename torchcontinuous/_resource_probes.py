@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 
-from torchcontinuous import _torch_state
+from torchcontinuous import _devices, _torch_state
 from torchcontinuous._probes import Probe, leak
 from torchcontinuous._report import Leak
 
@@ -211,7 +211,7 @@ def device_memory() -> Probe:
     """How much of the current device's memory is allocated; nothing before it is initialised."""
     return Growth(
         "allocated memory of the device (bytes)",
-        _torch_state.allocated_device_memory,
+        _devices.allocated_memory,
         DEVICE_MEMORY_GROWTH,
     )
 

@@ -5,14 +5,11 @@ Importing this module does not import torch; calling its functions does.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import os
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from typing import Any
 
 from torchcontinuous.errors import MissingTorchNameError
@@ -83,33 +80,6 @@ def test_timeout(test_id: str) -> float:
     return float(_require(STOCK_MODULE, "get_timeout")(test_id))
 
 
-def device_count(device_type: str) -> int:
-    """Devices of a kind that this process may use (a CPU counts as one)."""
-    import torch
-
-    return int(torch.get_device_module(device_type).device_count())
-
-
-def accelerator() -> str | None:
-    """The kind of accelerator that this torch was built for, there or not; None for the CPU."""
-    import torch
-
-    found = torch.accelerator.current_accelerator()
-    return None if found is None else str(found.type)
-
-
-def in_bad_fork() -> bool:
-    """Whether an accelerator was initialised or queried before this process was forked."""
-    import torch
-
-    for name in ("cuda", "xpu", "mtia", "hpu"):
-        backend = getattr(torch, name, None)
-        probe = getattr(backend, "_is_in_bad_fork", None)
-        if callable(probe) and probe():
-            return True
-    return False
-
-
 def started_rpc() -> bool:
     """Whether an RPC agent was started in this process, now or earlier.
 
@@ -165,49 +135,6 @@ def _thread_unless_listener(*arguments: Any, **keywords: Any) -> Any:
     if keywords.get("target") is _listen_to_nobody:
         return _NoThread()
     return threading.Thread(*arguments, **keywords)
-
-
-def skip_absent_devices() -> None:
-    """In a worker: let seeding pass over the kinds of device that this build of torch lacks.
-
-    torch would queue a seed that nothing ever takes up, and format the whole stack to go with it:
-    for each test, and each of three kinds.
-    """
-    for module in _absent_devices():
-        module.manual_seed_all = _seed_nothing
-
-
-@contextlib.contextmanager
-def absent_devices_skipped() -> Iterator[None]:
-    """In the parent, around one test: the same, and torch as it was afterwards."""
-    seeds = [(module, module.manual_seed_all) for module in _absent_devices()]
-    for module, _ in seeds:
-        module.manual_seed_all = _seed_nothing
-    try:
-        yield
-    finally:
-        for module, seed in seeds:
-            if module.manual_seed_all is _seed_nothing:
-                module.manual_seed_all = seed
-
-
-@functools.cache
-def _absent_devices() -> tuple[Any, ...]:
-    """torch's modules for the kinds of device that this build has no code for."""
-    import torch
-
-    modules: list[Any] = [getattr(torch, name, None) for name in ("cuda", "xpu", "mtia")]
-    return tuple(
-        module
-        for module in modules
-        if hasattr(module, "manual_seed_all")
-        and hasattr(module, "_is_compiled")
-        and not module._is_compiled()
-    )
-
-
-def _seed_nothing(seed: int) -> None:
-    """What is left of seeding a kind of device that is not there."""
 
 
 def separate_compile_cache(rank: int) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchcontinuous import _torch_api, _torch_state
+from torchcontinuous import _devices, _torch_api, _torch_state
 from torchcontinuous._probes import Probe, Setting, Settings, attempt, attributes, leak, same
 from torchcontinuous._report import Leak
 
@@ -37,7 +37,7 @@ class Rng(Probe):
 
     def _see_devices(self) -> None:
         """Generators of devices initialised since; reading a seed copies nothing from a device."""
-        for generator in _torch_state.cuda_generators()[len(self._seeds) :]:
+        for generator in _devices.generators()[len(self._seeds) :]:
             self._seeds.append((generator, generator.initial_seed(), generator.get_offset()))
 
     def changed(self) -> bool:

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+from torchcontinuous import _devices
+
 #: Variables that torch and triton set for themselves when first used.
 OWN_VARIABLES = frozenset(
     {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
@@ -116,7 +118,7 @@ def mode_switches() -> list[Switch]:
                 lambda pair: core.set_anomaly_enabled(*pair),
             )
         )
-    for device in ("cpu", "cuda"):
+    for device in _devices.AUTOCAST_KINDS:
         for what, getter, setter in (
             ("torch.is_autocast_enabled", "is_autocast_enabled", "set_autocast_enabled"),
             ("torch.get_autocast_dtype", "get_autocast_dtype", "set_autocast_dtype"),
@@ -185,8 +187,9 @@ _ATTENTION_KERNELS = ("flash", "math", "mem_efficient", "cudnn", "overrideable",
 
 #: Where a precision of its own may be set; those of a whole backend go before those of its parts.
 _PRECISIONS = [
-    ("generic", "all"), ("cuda", "all"), ("mkldnn", "all"),
-    *((backend, part) for backend in ("cuda", "mkldnn") for part in ("matmul", "conv", "rnn")),
+    ("generic", "all"),
+    *((kind, "all") for kind in _devices.PRECISION_KINDS),
+    *((kind, part) for kind in _devices.PRECISION_KINDS for part in ("matmul", "conv", "rnn")),
 ]  # fmt: skip
 
 
@@ -262,18 +265,6 @@ def is_device_mode(mode: object) -> bool:
 def print_options() -> Any:
     """What ``torch.set_printoptions`` changes, or None."""
     return loaded("torch._tensor_str").get("PRINT_OPTS")
-
-
-def cuda_generators() -> tuple[Any, ...]:
-    """The default generators of CUDA's devices, where CUDA is initialised."""
-    cuda = loaded("torch").get("cuda")
-    return tuple(cuda.default_generators) if cuda is not None and cuda.is_initialized() else ()
-
-
-def allocated_device_memory() -> int:
-    """Bytes allocated on the current CUDA device, where CUDA is initialised."""
-    cuda = loaded("torch").get("cuda")
-    return int(cuda.memory_allocated()) if cuda is not None and cuda.is_initialized() else 0
 
 
 def rng_tracker() -> Any:

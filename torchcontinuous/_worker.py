@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torchcontinuous import _context, _output, _single, _torch_api
+from torchcontinuous import _context, _devices, _output, _single, _torch_api
 from torchcontinuous._channel import Channel
 from torchcontinuous._class_group import ClassGroup
 from torchcontinuous._meshes import Meshes, empty_caches
@@ -99,7 +99,7 @@ class _Worker:
         with _context.noted_reads() as self.reads:
             try:
                 _torch_api.silence_event_listener()
-                _torch_api.skip_absent_devices()
+                _devices.skip_absent()
                 self._groups.install()
                 _single.load_module(start.module)
             except BaseException as error:

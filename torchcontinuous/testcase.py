@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from torchcontinuous import (
     _class_group,
+    _devices,
     _report,
     _settings,
     _single,
@@ -303,7 +304,7 @@ class ContinuousMixin:
 
     def _continuous_attempt(self: Any, attempt: Attempt) -> None:
         try:
-            with _torch_api.absent_devices_skipped():
+            with _devices.absent_skipped():
                 super().run(attempt)  # type: ignore[misc]
         finally:
             if self._continuous_made_file is not None:
@@ -398,7 +399,7 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
     @classmethod
     def device_type(cls) -> str:
         """The kind of device that tests use: the accelerator's that torch was built for."""
-        return _torch_api.accelerator() or "cpu"
+        return _devices.accelerator() or "cpu"
 
     @classmethod
     def opts(cls) -> Any:
@@ -409,7 +410,9 @@ class MultiProcContinuousTest(ContinuousMixin, MultiProcessTestCase):  # type: i
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         import torch.distributed as dist
 
-        os.environ["LOCAL_RANK"] = str(rank)
+        kind = str(_class_group.value_of(cls, "device_type"))
+        os.environ["LOCAL_RANK"] = str(_devices.local_index(rank, kind))
+        _devices.bind(rank, kind)
         dist.init_process_group(
             backend=_class_group.backend_of(cls),
             world_size=world_size,
