@@ -482,3 +482,24 @@ def test_class_style(suites):
     for rank in range(4):
         noted = {n: entry for n, entry in notes(suites, rank).items() if n != "test_1"}
         assert len({(entry["pid"], entry["group"]) for entry in noted.values()}) == 1
+
+
+def test_a_group_of_many_ranks_is_kept(suites):
+    """Its connections to so many peers are no leak of descriptors or threads."""
+    write(
+        suites,
+        """
+        class Test(Noting):
+            world_size = 32
+            def look(self):
+                self.init()
+                self.reduce()
+                dist.destroy_process_group()
+            test_1 = test_2 = test_3 = look
+        """,
+    )
+    run = suites.pytest("test_it.py", TORCHCONTINUOUS_VERBOSE=1)
+    assert_passed(run, 3)
+    assert "3 tests run by 32 workers in 1 generation" in run.output
+    assert "1 process group made, 2 reused" in run.output
+    suites.assert_nothing_left()

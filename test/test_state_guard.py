@@ -468,10 +468,11 @@ def test_children_are_listed(there, monkeypatch):
 
 
 def test_descriptors(suite):
-    guard = Guard(suite.TestIt, only(suite, "descriptors"))
+    guard = Guard(suite.TestIt, only(suite, "descriptors"), world_size=2)
+    limit = _resource_probes.DESCRIPTOR_GROWTH + 2 * _resource_probes.DESCRIPTOR_GROWTH_PER_RANK
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
     assert guard.end() == []
-    opened += [os.open(os.devnull, os.O_RDONLY) for _ in range(_resource_probes.DESCRIPTOR_GROWTH)]
+    opened += [os.open(os.devnull, os.O_RDONLY) for _ in range(limit)]
     (leak,) = guard.end()
     assert (leak.what, leak.restored) == ("open descriptors", False)
     assert int(leak.after) >= int(leak.before) + len(opened)

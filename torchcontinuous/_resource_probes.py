@@ -21,8 +21,10 @@ except ImportError:  # Windows.
 #: Seconds that threads and children have to end, which they may be doing already.
 ENDING_GRACE = 0.05
 
-#: Open descriptors more than at first; sockets and logs that libraries keep are fewer.
+#: Open descriptors more than at first; sockets and logs that libraries keep are fewer. Ranks keep
+#: connections to each other and to their store, for each group that outlives a test.
 DESCRIPTOR_GROWTH = 64
+DESCRIPTOR_GROWTH_PER_RANK = 4
 
 #: Native threads more than at first. Pools of torch, OpenMP and OpenBLAS have one for each CPU;
 #: gloo, autograd and watchdogs have a few more.
@@ -158,7 +160,7 @@ class Growth(Probe):
             yield leak(self._what, self._first, now, False)
 
 
-def descriptors() -> Probe | None:
+def descriptors(world_size: int) -> Probe | None:
     """How many descriptors are open."""
     if not os.path.isdir("/proc/self/fd"):
         return None
@@ -167,7 +169,8 @@ def descriptors() -> Probe | None:
         # Since Linux 6.2 the folder's size is the number.
         return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
 
-    return Growth("open descriptors", count, DESCRIPTOR_GROWTH)
+    limit = DESCRIPTOR_GROWTH + DESCRIPTOR_GROWTH_PER_RANK * world_size
+    return Growth("open descriptors", count, limit)
 
 
 def native_threads() -> Probe | None:

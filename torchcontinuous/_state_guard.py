@@ -18,11 +18,16 @@ from torchcontinuous.errors import ConfigurationError
 
 _logger = logging.getLogger("torchcontinuous")
 
-Factory = Callable[[type], "Probe | None"]
+#: Makes a probe for a test class and its number of ranks.
+Factory = Callable[[type, int], "Probe | None"]
 
 
 def _alike_for_all(make: Callable[[], Probe | None]) -> Factory:
-    return lambda cls: make()
+    return lambda cls, world_size: make()
+
+
+def _of_class(make: Callable[[type], Probe | None]) -> Factory:
+    return lambda cls, world_size: make(cls)
 
 
 #: Each probe by its name, in the order in which they run: modes first, since they act on tensors
@@ -53,13 +58,13 @@ PROBES: Mapping[str, Factory] = {
     "compile_caches": _alike_for_all(_torch_probes.CompileCaches),
     "configs": _alike_for_all(_module_probes.Configs),
     "patches": _alike_for_all(_module_probes.Patches),
-    "module": _module_probes.names_of_module,
-    "class": _module_probes.names_of_class,
-    "rng": _torch_probes.rng,
+    "module": _of_class(_module_probes.names_of_module),
+    "class": _of_class(_module_probes.names_of_class),
+    "rng": _of_class(_torch_probes.rng),
     "threads": _alike_for_all(_resource_probes.threads),
     "children": _alike_for_all(_resource_probes.children),
     "native_threads": _alike_for_all(_resource_probes.native_threads),
-    "descriptors": _alike_for_all(_resource_probes.descriptors),
+    "descriptors": lambda cls, world_size: _resource_probes.descriptors(world_size),
     "host_memory": _alike_for_all(_resource_probes.host_memory),
     "device_memory": _alike_for_all(_resource_probes.device_memory),
 }
@@ -109,16 +114,19 @@ class Guard:
     Args:
         cls: the test class.
         settings: what ``check_settings`` gave; a probe that is "off" is not run.
+        world_size: ranks, whose connections to each other are no leak.
     """
 
-    def __init__(self, cls: type, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, cls: type, settings: Mapping[str, str] | None = None, world_size: int = 1
+    ) -> None:
         chosen = settings or {}
         self._probes: list[tuple[str, Probe]] = []
         for name, make in PROBES.items():
             if chosen.get(name) == "off":
                 continue
             try:
-                probe = make(cls)
+                probe = make(cls, world_size)
             except Exception as error:
                 _logger.debug("the state guard's probe %s cannot be used: %r", name, error)
                 continue

@@ -157,7 +157,7 @@ class _Worker:
         settings = check_settings(getattr(cls, "guard", {}), cls.__qualname__)
         self._strict_probes = frozenset(name for name in settings if settings[name] == "error")
         if self._guard is None and not (command.last and not self._strict_probes):
-            self._guard = Guard(cls, settings)
+            self._guard = Guard(cls, settings, self._start.world_size)
         if self._guard is not None:
             self._guard.begin()
 
