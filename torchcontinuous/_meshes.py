@@ -30,11 +30,16 @@ _CACHES = (
 _SYMMETRIC_MEMORY = ("_group_name_to_store", "_group_name_to_workspace_tensor")
 
 
+#: Where a mesh keeps what it knows of its groups, by the version of torch.
+_GROUPS_OF_MESH = ("_dim_group_names", "_dim_group_infos")
+
+
 class Meshes:
     """The meshes of one worker."""
 
     def __init__(self) -> None:
-        self._alive: list[weakref.ref[Any]] = []
+        #: The meshes, and whether each was made without groups.
+        self._alive: list[tuple[weakref.ref[Any], bool]] = []
         self._installed = False
 
     def install(self) -> None:
@@ -48,7 +53,8 @@ class Meshes:
 
         @functools.wraps(make)
         def note(mesh: Any, *arguments: Any, **keywords: Any) -> None:
-            self._alive.append(weakref.ref(mesh))
+            bare = keywords.get("_init_backend") is False
+            self._alive.append((weakref.ref(mesh), bare))
             make(mesh, *arguments, **keywords)
 
         mesh_class.__init__ = note
@@ -67,14 +73,24 @@ class Meshes:
         run another, or None."""
         if self._some_live():
             gc.collect()  # In a cycle, say: what was there before the fork is frozen.
-        alive = [mesh for mesh in (noted() for noted in self._alive) if mesh is not None]
+        alive = [
+            mesh
+            for mesh, bare in ((noted(), bare) for noted, bare in self._alive)
+            if mesh is not None and not (bare and _has_no_groups(mesh))
+        ]
         self._alive.clear()
         if alive:
             return f"its code keeps {alive[0]!r}, whose groups are gone"
         return None
 
     def _some_live(self) -> bool:
-        return any(noted() is not None for noted in self._alive)
+        return any(noted() is not None for noted, _ in self._alive)
+
+
+def _has_no_groups(mesh: Any) -> bool:
+    """Whether a mesh that was made without process groups was given none since, as parts of other
+    meshes are. DTensor keeps such a one for good, to try operators on."""
+    return not any(getattr(mesh, name, None) for name in _GROUPS_OF_MESH)
 
 
 def empty_caches() -> str | None:
