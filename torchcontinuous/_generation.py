@@ -10,7 +10,7 @@ import selectors
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for_handles
 from typing import Any
@@ -22,6 +22,7 @@ from torchcontinuous._messages import (
     ClassReference,
     Exit,
     Finished,
+    LeftBehind,
     ProcessContext,
     Run,
     Started,
@@ -55,6 +56,11 @@ class Job:
     def fresh(self) -> bool:
         """Whether it has to have workers of its own."""
         return self.level == "process"
+
+    @property
+    def test_id(self) -> str:
+        """The test's id, as unittest writes it."""
+        return f"{self.test_class.module}.{self.test_class.qualname}.{self.test_name}"
 
 
 class _Waiter:
@@ -105,7 +111,12 @@ class Generation:
         self._started: dict[int, Started] = {}
         self.sequence = 0
         #: What its tests left changed: test, rank, and what it was.
-        self.leaks: list[tuple[str, int, Leak]] = []
+        self.leaks: list[tuple[Job, int, Leak]] = []
+        #: The part of it that came after the test's own report.
+        self.late_leaks: list[tuple[Job, int, Leak]] = []
+        #: Whether a worker will refuse the next test.
+        self.used_up = False
+        self._jobs: dict[int, Job] = {}
         #: Which of its default process groups may still be handed out.
         self.kept_group = 0
         #: Ranks that wait for every other's body to end.
@@ -168,9 +179,11 @@ class Generation:
             self.rendezvous_file() if job.style == "class" else None,
             self.kept_group if job.level == "none" else None,
             job.fresh,
+            _settings.verbose(),
         )
         self.context = context
         self.tests.append(job.test_name)
+        self._jobs[sequence] = job
         data = pickle.dumps(run)
         for member in self.members:
             with contextlib.suppress(ChannelError):  # Dead: its sentinel tells.
@@ -207,11 +220,24 @@ class Generation:
             self.sequence,
         ):
             self.reports[member.rank] = message.report
+        elif isinstance(message, LeftBehind) and message.generation == self.number:
+            self._note_late(member.rank, message)
         elif isinstance(message, BodyEnded) and (message.generation, message.sequence) == (
             self.number,
             self.sequence,
         ):
             self._waiting[member.rank] = member
+
+    def note_leaks(self, job: Job, rank: int, leaks: Iterable[Leak]) -> None:
+        """Remember what a test left changed, for the report on a later one."""
+        self.leaks += [(job, rank, leak) for leak in leaks]
+
+    def _note_late(self, rank: int, message: LeftBehind) -> None:
+        job = self._jobs.get(message.sequence)
+        if job is not None:
+            self.note_leaks(job, rank, message.leaks)
+            self.late_leaks += [(job, rank, leak) for leak in message.leaks]
+        self.used_up = self.used_up or message.used_up is not None
 
     def _let_tear_down(self) -> None:
         """Let ranks go on when every body has ended, or as soon as one no longer can."""
@@ -228,13 +254,16 @@ class Generation:
         if member.rank in self.dead:
             return
         while True:
-            before = (len(self.reports), len(self._started))
+            before = self._heard()
             self._receive(member, time.monotonic())
-            if before == (len(self.reports), len(self._started)):
+            if before == self._heard():
                 break
         self._waiter.remove(member.process.sentinel)
         self._waiter.remove(member.channel.connection)
         self.dead[member.rank] = member.process.exit_code()
+
+    def _heard(self) -> tuple[int, ...]:
+        return len(self.reports), len(self._started), len(self.late_leaks), len(self._waiting)
 
     def lost(self) -> bool:
         """Whether a rank's end cannot be judged, since the nursery died with it."""

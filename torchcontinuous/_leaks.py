@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torchcontinuous import _settings
 from torchcontinuous._counts import counts
@@ -28,21 +28,34 @@ def tell(test_id: str, reports: Iterable[RankReport]) -> None:
             changes.setdefault(leak, []).append(report.rank)
         if report.group is not None and report.group.spent:
             spent.setdefault(report.group.spent, []).append(report.rank)
-    verbose = _settings.verbose()
+    if changes:
+        _tell_changes(test_id, changes)
+    if spent and _settings.verbose():
+        for why, ranks in spent.items():
+            text = f"{test_id}, {name_ranks(ranks)}: the process group is not kept: {why}"
+            print(f"torchcontinuous: {text}", file=sys.stderr)
+
+
+def tell_late(found: Iterable[tuple[str, int, Leak]]) -> None:
+    """The same for what was found after the reports: test ids, ranks and changes."""
+    by_test: dict[str, dict[Leak, list[int]]] = {}
+    for test_id, rank, leak in found:
+        by_test.setdefault(test_id, {}).setdefault(leak, []).append(rank)
+    for test_id, changes in by_test.items():
+        _tell_changes(test_id, changes)
+
+
+def _tell_changes(test_id: str, changes: Mapping[Leak, Sequence[int]]) -> None:
     counts.leaks += len({leak.probe for leak in changes})
     for leak, ranks in changes.items():
         text = f"{test_id}, {name_ranks(ranks)}: {_describe(leak)}"
         if leak.restored:
-            if verbose:
+            if _settings.verbose():
                 print(f"torchcontinuous: {text}; put back", file=sys.stderr)
         elif (test_id, leak.probe) not in _warned:
             _warned.add((test_id, leak.probe))
             text += ". The next test has new workers"
-            warnings.warn(text, StateLeakWarning, stacklevel=5)
-    if verbose:
-        for why, ranks in spent.items():
-            text = f"{test_id}, {name_ranks(ranks)}: the process group is not kept: {why}"
-            print(f"torchcontinuous: {text}", file=sys.stderr)
+            warnings.warn(text, StateLeakWarning, stacklevel=6)
 
 
 def describe(left_before: Sequence[tuple[str, int, Leak]]) -> str:

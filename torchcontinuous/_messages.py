@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torchcontinuous._report import RankReport
+from torchcontinuous._report import Leak, RankReport
 
 Style = Literal["stock", "class"]
 
@@ -59,6 +59,8 @@ class Run:
 
     ``kept_group`` is the number of the default process groups that may still be handed out, None
     where the test has to have one of its own. ``last``: the worker runs no other test after it.
+    ``guard_first``: the report is to hold all that the state guard finds, though the parent could
+    go on without the part that is put back.
     """
 
     generation: int
@@ -72,6 +74,7 @@ class Run:
     rendezvous_file: str | None = None
     kept_group: int | None = None
     last: bool = False
+    guard_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,17 @@ class Finished:
     generation: int
     sequence: int
     report: RankReport
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """What the state guard found after a test was reported on; nothing is sent where that is
+    nothing. A worker that cannot go on (``used_up``) refuses the next test, if there is one."""
+
+    generation: int
+    sequence: int
+    leaks: tuple[Leak, ...]
+    used_up: str | None
 
 
 # Between the parent and a nursery or template.

@@ -76,7 +76,7 @@ class Codes:
 class Ticket:
     """A test that was dispatched: who runs it, and what came of it.
 
-    ``left_before``: what earlier tests (name, rank) had left changed in its workers.
+    ``leaks``: what its workers' tests left changed (test, rank, change).
     ``foreign_join``: it is joined by the class's own code, which looks at exit codes.
     """
 
@@ -85,12 +85,24 @@ class Ticket:
     sequence: int
     pids: tuple[int, ...]
     ran_before: tuple[str, ...]
-    left_before: tuple[tuple[str, int, Leak], ...] = ()
+    leaks: Sequence[tuple[Job, int, Leak]] = ()
     reports: list[RankReport] | None = None
     output: list[tuple[bytes, bytes]] = field(default_factory=list)
     elapsed: float = 0.0
     lost: bool = False
     foreign_join: bool = False
+
+    @property
+    def left_before(self) -> list[tuple[str, int, Leak]]:
+        """What earlier tests (name, rank) had left changed in its workers."""
+        return [
+            (job.test_name, rank, leak) for job, rank, leak in self.leaks if job is not self.job
+        ]
+
+    @property
+    def refused(self) -> bool:
+        """Whether a worker did not run it, since an earlier test had used it up."""
+        return any(report.refused for report in self.reports or ())
 
 
 class Pool:
@@ -104,6 +116,7 @@ class Pool:
         self._generation: Generation | None = None
         self._sequences = itertools.count(1)
         self._late_output: list[tuple[bytes, bytes]] = []
+        self._late_leaks: list[tuple[Job, int, Leak]] = []
         self._replacing = False
 
     @property
@@ -127,9 +140,10 @@ class Pool:
             self.cancel()
         generation = self._generation
         if generation is not None:
-            generation.watch(0)  # A worker may have died meanwhile.
+            generation.watch(0)  # A worker may have died meanwhile, or say that it cannot go on.
             used = bool(generation.tests)
-            if generation.dead or (used and (job.fresh or not generation.fits(context))):
+            unfit = generation.dead or generation.used_up
+            if unfit or (used and (job.fresh or not generation.fits(context))):
                 self._end(EXIT_SECONDS)
         generation = self._generation or self._start(job, context)
         ticket = Ticket(
@@ -138,7 +152,7 @@ class Pool:
             next(self._sequences),
             tuple(m.process.pid for m in generation.members),
             tuple(generation.tests),
-            tuple(generation.leaks),
+            generation.leaks,
         )
         generation.send(job, ticket.sequence, context)
         self._move(State.BUSY)
@@ -179,11 +193,9 @@ class Pool:
             self._forget()
         else:
             ticket.output = generation.take_output()
-            generation.leaks += [
-                (ticket.job.test_name, report.rank, leak)
-                for report in ticket.reports
-                for leak in report.leaks
-            ]
+            for report in ticket.reports:
+                if report.leaks:
+                    generation.note_leaks(ticket.job, report.rank, report.leaks)
             if not _may_keep_group(ticket.reports):
                 generation.kept_group += 1
             self._move(State.IDLE)
@@ -347,9 +359,18 @@ class Pool:
 
     def _forget(self) -> None:
         assert self._generation is not None
+        self._late_leaks += self._generation.late_leaks
         self._generation.close()
         self._generation = None
         self._move(State.EMPTY)
+
+    def take_late_leaks(self) -> list[tuple[Job, int, Leak]]:
+        """What was found left behind after the reports on its tests, since the last time."""
+        found, self._late_leaks = self._late_leaks, []
+        if self._generation is not None and self._generation.late_leaks:
+            found += self._generation.late_leaks
+            self._generation.late_leaks = []
+        return found
 
     def close(self) -> list[tuple[bytes, bytes]]:
         """End the workers, at the end of the class; what they wrote since their last test."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, cast
 
 from torchcontinuous import _torch_state
@@ -273,12 +273,18 @@ class WarningFilters(Probe):
             pass
 
 
-_level_of = itemgetter("level")
-_handlers_of = itemgetter("handlers")
+#: Lies in the root logger's cache, which setting the level of any logger empties.
+_UNCHANGED: Any = object()
 
 
 class Logging(Probe):
-    """Levels, handlers and filters of the loggers there are."""
+    """Levels, handlers and filters of the loggers there are.
+
+    There are hundreds, and torch makes most of them: reading each would cost more than all else
+    that the guard does. So a level is seen to be set by logging's own caches, which that empties,
+    and a handler by how many there are. Only those that have handlers, the root and torch's are
+    compared each time; an attribute of another, assigned past logging's functions, goes unseen.
+    """
 
     _state = attrgetter("level", "handlers", "propagate", "disabled", "filters")
 
@@ -314,21 +320,28 @@ class Logging(Probe):
         return tuple(v[:] if isinstance(v, list) else v for v in self._state(logger))
 
     def _watch(self) -> None:
-        """What ``changed`` compares: there are hundreds of loggers, few of which do anything."""
-        self._vars = list(map(vars, self._loggers))
-        self._levels = list(map(_level_of, self._vars))
-        self._lists = list(map(_handlers_of, self._vars))
-        self._handlers = [handlers[:] for handlers in self._lists]
-        self._busy = [logger for logger in self._loggers if logger.handlers or logger is self._root]
+        """Prepare what ``changed`` compares."""
+        self._cache: dict[Any, bool] = self._root._cache  # type: ignore[attr-defined]
+        self._cache[_UNCHANGED] = True
+        self._lists = [logger.handlers for logger in self._loggers]
+        self._handlers = self._count_handlers()
+        self._busy = [
+            logger
+            for logger in self._loggers
+            if logger.handlers or logger is self._root or logger.name == "torch"
+        ]
         self._busy_states = [self._copy(logger) for logger in self._busy]
+
+    def _count_handlers(self) -> tuple[int, int]:
+        """Handlers that there are, and entries in the lists of loggers."""
+        return len(logging._handlerList), sum(map(len, self._lists))  # type: ignore[attr-defined]
 
     def changed(self) -> bool:
         return (
-            self._known != len(self._manager.loggerDict)
+            _UNCHANGED not in self._cache
+            or self._known != len(self._manager.loggerDict)
+            or self._handlers != self._count_handlers()
             or self._module.changed()
-            or self._lists != self._handlers
-            or list(map(_handlers_of, self._vars)) != self._lists
-            or list(map(_level_of, self._vars)) != self._levels
             or list(map(self._state, self._busy)) != self._busy_states
         )
 

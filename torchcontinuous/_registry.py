@@ -8,7 +8,7 @@ import sys
 import unittest
 from typing import Any
 
-from torchcontinuous import _devices, _launcher, _output, _settings
+from torchcontinuous import _devices, _launcher, _leaks, _output, _settings
 from torchcontinuous._counts import counts
 from torchcontinuous._messages import ClassReference
 from torchcontinuous._pool import Pool
@@ -44,6 +44,7 @@ class Pools:
         """End a class's workers, and pass on what they wrote since their last test."""
         for pool in self._pools.pop(cls, {}).values():
             replay(pool.close())
+            tell_late_leaks(pool)
 
     def _finish(self) -> None:
         self.close_all()
@@ -83,6 +84,13 @@ def replay(output: list[tuple[bytes, bytes]]) -> None:
     for rank, (stdout, stderr) in enumerate(output):
         _output.replay(rank, stdout, sys.stdout)
         _output.replay(rank, stderr, sys.stderr)
+
+
+def tell_late_leaks(pool: Pool) -> None:
+    """Warn of what a pool's tests were found to have left, after their reports."""
+    found = pool.take_late_leaks()
+    if found:
+        _leaks.tell_late((job.test_id, rank, leak) for job, rank, leak in found)
 
 
 def refer_to(cls: type) -> ClassReference:

@@ -45,6 +45,7 @@ class RankReport:
     ``stack`` is the rank's Python stack at the time-out, if it could still answer.
     ``group`` is how the process group that outlives tests came out of it, ``leaks`` what the test
     left changed; both only where the worker may run another test.
+    ``refused``: the test was not run, since an earlier one has used the worker up.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankReport:
     stack: str = ""
     group: GroupState | None = None
     leaks: tuple[Leak, ...] = ()
+    refused: bool = False
 
 
 @dataclass(frozen=True)

@@ -355,6 +355,20 @@ def _hidden_frames(error: BaseException) -> Iterator[tuple[str, int]]:
                 held.clear()
 
 
+def refuse(rank: int, used_up: str) -> RankReport:
+    """The report on a test that was not run, since an earlier one left the worker unfit for it."""
+    text = f"the worker could not be brought back to its state: {used_up}"
+    failure = Failure("torchcontinuous.StateLeakError", text, f"{text}\n", False)
+    return RankReport(
+        rank,
+        Ending.REPORTED,
+        TEST_ERROR_EXIT_CODE,
+        failure,
+        used_up="it refused the test",
+        refused=True,
+    )
+
+
 def fail_for_leaks(report: RankReport, leaks: Sequence[Leak]) -> RankReport:
     """A test that passed, made a failure by what its class does not let it leave changed."""
     if report.exit_code != 0:

@@ -69,6 +69,11 @@ PROBES: Mapping[str, Factory] = {
     "device_memory": _alike_for_all(_resource_probes.device_memory),
 }
 
+#: Probes of what a test may leave running or held: mostly, only new workers undo it.
+RESOURCES = frozenset(
+    {"threads", "children", "native_threads", "descriptors", "host_memory", "device_memory"}
+)
+
 #: What a class may ask for. The guard itself knows only whether a probe is off.
 _CHOICES: Mapping[object, str] = {
     "restore": "restore",
@@ -132,6 +137,8 @@ class Guard:
                 continue
             if probe is not None:
                 self._probes.append((name, probe))
+        self._resources = [probe for name, probe in self._probes if name in RESOURCES]
+        self._others = [entry for entry in self._probes if entry[0] not in RESOURCES]
         self._from_parent = [entry for entry in self._probes if entry[1].from_parent]
         self._failed: list[Leak] = []
 
@@ -144,10 +151,21 @@ class Guard:
             except Exception as error:
                 self._failed.append(_failure(name, error))
 
-    def end(self) -> list[Leak]:
-        """Put back what the test changed; everything that it did change. Never raises."""
+    def holds_resources(self) -> bool:
+        """Whether the test may have left something running or held. Never raises."""
+        try:
+            return any(probe.changed() for probe in self._resources)
+        except Exception:
+            return True
+
+    def end(self, resources: bool = True) -> list[Leak]:
+        """Put back what the test changed; everything that it did change. Never raises.
+
+        Args:
+            resources: False where ``holds_resources`` has just said that there are none.
+        """
         leaks, self._failed = self._failed, []
-        for name, probe in self._probes:
+        for name, probe in self._probes if resources else self._others:
             try:
                 if probe.changed():
                     for leak in probe.restore():

@@ -20,6 +20,7 @@ from torchcontinuous._messages import (
     BodyEnded,
     Exit,
     Finished,
+    LeftBehind,
     ProcessContext,
     Run,
     Start,
@@ -96,6 +97,8 @@ class _Worker:
         self._import_error: BaseException | None = None
         self._sequence = 0
         self._met = True
+        self._guard_is_due = False
+        self._used_up: str | None = None
         with _context.noted_reads() as self.reads:
             try:
                 _torch_api.silence_event_listener()
@@ -108,6 +111,8 @@ class _Worker:
 
     def run(self, command: Run) -> RankReport:
         """Run one test and leave the worker fit for the next, where it can be."""
+        if self._used_up is not None:
+            return _single.refuse(self._start.rank, self._used_up)
         if command.context is not None:
             self._context = command.context
         rank = self._start.rank
@@ -133,7 +138,7 @@ class _Worker:
             report = _single.run_stock_style(load, rank, name, file_name, command.keywords)
         if report.used_up:
             return dataclasses.replace(report, group=self._groups.state())
-        return self._release(report, command.last)
+        return self._release(report, command)
 
     def _meet(self) -> bool:
         """Wait for every rank's body to end; False if one failed, and will not."""
@@ -161,7 +166,7 @@ class _Worker:
         if self._guard is not None:
             self._guard.begin()
 
-    def _release(self, report: RankReport, last: bool) -> RankReport:
+    def _release(self, report: RankReport, command: Run) -> RankReport:
         """After a test that others may follow: take down what the end of a process would have."""
         reasons: list[str] = [] if self._met else ["its tearDown was left out"]
         group = None
@@ -175,18 +180,50 @@ class _Worker:
                 reasons.append("a collective is pending")
         except BaseException as error:
             reasons.append(f"its process group: {type(error).__name__}: {error}")
-        leaks = self._guard.end() if self._guard is not None else []
-        kept_mesh = self._meshes.settle() if self._meshes.made_any and not last else None
+        self._guard_is_due = not self._guard_comes_first(command)
+        leaks: list[Leak] = []
+        if self._guard is not None and not self._guard_is_due:
+            leaks = self._guard.end()
+        kept_mesh = self._meshes.settle() if self._meshes.made_any and not command.last else None
         if kept_mesh is not None:
             leaks.append(Leak("meshes", kept_mesh, "none", "one", restored=False))
-        for leak in leaks:
-            if not leak.restored:
-                reasons.append(f"{leak.what}: {leak.before} became {leak.after}")
+        reasons += _reasons(leaks)
         report = dataclasses.replace(
             report, group=group, leaks=tuple(leaks), used_up="; ".join(reasons) or None
         )
         errors = [leak for leak in leaks if leak.probe in self._strict_probes]
         return _single.fail_for_leaks(report, errors) if errors else report
+
+    def _guard_comes_first(self, command: Run) -> bool:
+        """Whether the report has to wait for the state guard: what it finds may cost the workers,
+        fail the test, or hold a mesh."""
+        return (
+            self._guard is None
+            or command.guard_first
+            or command.last
+            or bool(self._strict_probes)
+            or self._meshes.made_any
+            or self._guard.holds_resources()
+        )
+
+    def settle(self) -> LeftBehind | None:
+        """Once the test is reported on: put back what it changed, if that is still to be done,
+        while the parent goes on to the next test."""
+        if not self._guard_is_due or self._guard is None:
+            return None
+        self._guard_is_due = False
+        leaks = self._guard.end(resources=False)
+        if not leaks:
+            return None
+        self._used_up = "; ".join(_reasons(leaks)) or None
+        return LeftBehind(self._start.generation, self._sequence, tuple(leaks), self._used_up)
+
+
+def _reasons(leaks: list[Leak]) -> list[str]:
+    """Why what was left makes the worker unfit for another test."""
+    return [
+        f"{leak.what}: {leak.before} became {leak.after}" for leak in leaks if not leak.restored
+    ]
 
 
 def serve(channel: Channel, end: WorkerEnd) -> None:
@@ -215,6 +252,9 @@ def serve(channel: Channel, end: WorkerEnd) -> None:
             exit_code = report.exit_code
         try:
             channel.send(Finished(start.generation, command.sequence, report))
+            left = worker.settle()
+            if left is not None:
+                channel.send(left)
         except ChannelError:
             # The test closed every descriptor, say: what is left to tell is the exit code.
             sys.exit(exit_code)

@@ -32,7 +32,13 @@ from torchcontinuous._generation import Job
 from torchcontinuous._handles import RankPipe, RankProcess
 from torchcontinuous._messages import Style
 from torchcontinuous._pool import Codes, Ticket
-from torchcontinuous._registry import check_world_size, pools, refer_to, replay
+from torchcontinuous._registry import (
+    check_world_size,
+    pools,
+    refer_to,
+    replay,
+    tell_late_leaks,
+)
 from torchcontinuous._report import Ending, Outcome, RankReport, Verdict
 from torchcontinuous._rerun import Attempt
 from torchcontinuous._state_guard import check_settings as check_guard
@@ -213,6 +219,7 @@ class ContinuousMixin:
         finally:
             replay(ticket.output)
         leaks.tell(self.id(), ticket.reports or ())
+        tell_late_leaks(ticket.pool)
         # It may have been an earlier test's doing, and rank 0's exit code 0 would hide it.
         self._continuous_doubtful = any(r.ending is Ending.DIED for r in ticket.reports or ())
 
@@ -289,7 +296,8 @@ class ContinuousMixin:
                 # One that got no verdict (setUp skipped, say) says nothing about the first.
                 if again._continuous_ticket is not None and again._continuous_ticket.reports:
                     last = second
-                    if self._continuous_failed and not again._continuous_failed and not ticket.lost:
+                    settled = ticket.lost or ticket.refused
+                    if self._continuous_failed and not again._continuous_failed and not settled:
                         leak = self._continuous_leak(ticket)
         finally:
             last.deliver(instead_of_success=leak)
