@@ -38,7 +38,7 @@ WITHIN = {
     ("_processes", "_nursery"), ("_launcher", "_nursery"), ("_launcher", "_processes"),
     ("_pool", "_generation"),
     ("testcase", "_rerun"), ("testcase", "_handles"), ("testcase", "_registry"),
-    ("testcase", "_leaks"),
+    ("testcase", "_leaks"), ("_registry", "_leaks"),
 }  # fmt: skip
 
 

@@ -136,6 +136,58 @@ def test_the_next_test_notices_nothing(suites):
     suites.assert_nothing_left()
 
 
+def test_nor_when_it_is_put_back_after_the_report(suites):
+    """Without the listing, what needs only putting back is put back while the parent goes on."""
+    suites.write(LEAKS)
+    run = suites.pytest("test_it.py", "-W", "always")
+    failed = [name for name, outcome in run.outcomes().items() if outcome != "passed"]
+    assert failed == [], run.output[-8000:]
+    assert "passed in fresh ones" not in run.output
+    for probe in REPLACED:
+        assert f"Test.test_{probe}_1_leaks, rank 0" in run.output, run.output[-4000:]
+    suites.assert_nothing_left()
+
+
+def test_a_worker_that_cannot_be_put_back_refuses_the_next_test(suites):
+    """Found after the report, and after the next test was on its way: that runs in fresh workers,
+    and the class goes on at its level."""
+    suites.write(
+        """
+        from torchcontinuous._report import Leak
+        from torchcontinuous._state_guard import Guard
+
+        pids = os.environ["PIDS"]
+
+        class Test(Spawning):
+            def test_1(self):
+                if self.rank == 1:
+                    def end(guard, resources=True):
+                        time.sleep(1)
+                        return [Leak("modes", "a thing", "off", "on", False)]
+                    Guard.end = end
+            def test_2(self):
+                with open(f"{pids}-2-{self.rank}", "a") as file:
+                    print(os.getpid(), file=file)
+            def test_3(self):
+                with open(f"{pids}-3-{self.rank}", "a") as file:
+                    print(os.getpid(), file=file)
+            def test_4(self):
+                with open(f"{pids}-4-{self.rank}", "a") as file:
+                    print(os.getpid(), file=file)
+        """
+    )
+    pids = suites.folder / "pids"
+    run = suites.pytest("test_it.py", "-W", "always", PIDS=pids)
+    assert set(run.outcomes().values()) == {"passed"}, run.output[-3000:]
+    output = " ".join(run.output.split())
+    assert "Test.test_1, rank 1: modes: a thing: off became on. The next test has new" in output
+    assert "passed in fresh ones" not in output
+    ran = {name: (suites.folder / f"pids-{name}").read_text().split() for name in ("2-1", "3-1")}
+    assert [len(pids) for pids in ran.values()] == [1, 1]  # Rank 1 refused, then ran elsewhere.
+    assert (suites.folder / "pids-4-1").read_text().split() == ran["3-1"]
+    suites.assert_nothing_left()
+
+
 def test_a_class_chooses(suites):
     """Probes off, or errors; names and values that mean nothing are refused at once."""
     suites.write(

@@ -860,3 +860,31 @@ def test_warning_filters_that_an_import_brings_stay(suite, monkeypatch):
         assert warnings.filters[1][0] != "error"
         assert guard.end() == []
     warnings.filters.pop(0)
+
+
+def test_writes_to_dictionaries_are_counted():
+    tables = [{"one": 1}, {}]
+    count = _snapshots.count_writes(tables)
+    if count is None:
+        pytest.skip("this interpreter does not count them")
+    before = count()
+    assert tables[0]["one"] == 1
+    assert [*tables[1].values()] == []
+    assert count() == before
+    for change in (
+        lambda: tables[0].update(one=2),
+        lambda: tables[1].update(new=None),
+        lambda: tables[1].pop("new"),
+    ):
+        change()
+        assert count() != before
+        before = count()
+
+
+def test_patches_without_a_count_of_writes(suite, monkeypatch):
+    monkeypatch.setattr("torchcontinuous._module_probes.count_writes", lambda dictionaries: None)
+    guard = Guard(suite.TestIt, only(PROBES, "patches"))
+    assert guard.end() == []
+    monkeypatch.setattr(torch.distributed, "all_reduce", print)
+    assert what(guard.end()) == {"torch.distributed.all_reduce"}
+    assert guard.end() == []

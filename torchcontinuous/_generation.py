@@ -23,6 +23,7 @@ from torchcontinuous._messages import (
     Exit,
     Finished,
     LeftBehind,
+    Passed,
     ProcessContext,
     Run,
     Started,
@@ -213,6 +214,8 @@ class Generation:
             # it does not end by itself, it is killed with the generation.
             self._waiter.remove(member.channel.connection)
             return
+        if isinstance(message, Passed):
+            message = message.finished()
         if isinstance(message, Started) and message.generation == self.number:
             self._started[member.rank] = message
         elif isinstance(message, Finished) and (message.generation, message.sequence) == (
@@ -312,10 +315,9 @@ class Generation:
 
     def take_output(self) -> list[tuple[bytes, bytes]]:
         """Each rank's stdout and stderr since the last time."""
+        self.watch(0)  # What was written before a report is there with it.
         taken = []
         for member in self.members:
-            for capture in member.captures():
-                capture.drain_if_any()
             stdout, stderr = ([c.take() for c in member.captures()] or [b"", b""])[:2]
             taken.append((stdout, stderr))
         return taken

@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextvars
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, is_
 from typing import Any
 
 from torchcontinuous import _torch_state
 from torchcontinuous._probes import MISSING, Probe, alike, leak
 from torchcontinuous._report import Leak
-from torchcontinuous._snapshots import CONTAINERS, Names, Namespace, Snapshot, snapshots
+from torchcontinuous._snapshots import (
+    CONTAINERS,
+    Names,
+    Namespace,
+    Snapshot,
+    count_writes,
+    snapshots,
+)
 
 
 class Configs(Probe):
@@ -156,6 +163,7 @@ class Patches(Probe):
         self._functions: list[_Functions] = []
         self._views: list[Any] = []
         self._values: list[list[object]] = []
+        self._writes: Callable[[], Sequence[int]] | None = None
         self._take_in_new()
 
     def _take_in_new(self) -> None:
@@ -165,10 +173,14 @@ class Patches(Probe):
             self._functions.append(_Functions(name, sys.modules[name]))
             self._views.append(vars(sys.modules[name]).values())
             self._values.append(list(self._views[-1]))
+        self._writes = count_writes([functions.names for functions in self._functions])
+        self._written = self._writes() if self._writes is not None else ()
 
     def changed(self) -> bool:
         if len(sys.modules) != self._count:
             self._take_in_new()
+        if self._writes is not None:
+            return self._writes() != self._written
         try:
             # Lists compare by identity first, several times as fast as dictionaries do.
             return list(map(list, self._views)) != self._values
@@ -182,6 +194,8 @@ class Patches(Probe):
             if len(now) != len(saved) or not all(map(is_, now, saved)):
                 yield from self._functions[index].put_back()
                 self._values[index] = list(view)
+        if self._writes is not None:
+            self._written = self._writes()
 
 
 #: Packages whose classes a test may derive from without owning them.

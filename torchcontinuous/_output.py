@@ -54,6 +54,8 @@ class HeadAndTail:
 
     def take(self) -> bytes:
         """What was kept, with a line that says how much was cut; and start anew."""
+        if not self._head:
+            return b""
         tail = b"".join(self._tail)
         cut = self._cut + max(0, len(tail) - self._limit)
         data = bytes(self._head)
@@ -88,12 +90,6 @@ class Capture:
             return True
         self._kept.add(data)
         return bool(data)
-
-    def drain_if_any(self) -> None:
-        """Read what lies in the pipe now; cheap where that is nothing."""
-        available = self._available()
-        if available:
-            self._kept.add(os.read(self.descriptor, available))
 
     def _available(self) -> int:
         available = array.array("i", [0])

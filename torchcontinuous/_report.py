@@ -124,7 +124,7 @@ def describe_exit(code: int) -> str:
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """``rank 1`` or ``ranks 0, 2, 3``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 def merge(

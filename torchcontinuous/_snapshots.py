@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 from torchcontinuous._probes import MISSING, Probe, alike, attempt, difference, leak, same, short
@@ -142,6 +143,41 @@ def _is_namespace(value: object) -> bool:
     return isinstance(value, dict) and (
         value is sys.modules or ("__name__" in value and "__spec__" in value)
     )
+
+
+#: Where CPython 3.13 and older keeps, in a dictionary, a number that each change of it makes new
+#: (PEP 509): after its type, its count of references and its length.
+_VERSION_OFFSET = 3 * ctypes.sizeof(ctypes.c_void_p)
+
+
+def count_writes(dictionaries: Sequence[dict[Any, Any]]) -> Callable[[], Sequence[int]] | None:
+    """A function whose result differs once one of the dictionaries was written to; None where this
+    interpreter does not count.
+
+    It looks at none of the values: to look at one is to write its count of references, in memory
+    that forked workers share until then.
+    """
+    if not _counts_writes():
+        return None
+    versions = [ctypes.c_uint64.from_address(id(d) + _VERSION_OFFSET) for d in dictionaries]
+    read = attrgetter("value")
+    return lambda: list(map(read, versions))
+
+
+@functools.cache
+def _counts_writes() -> bool:
+    """Whether it is true of this interpreter; nothing else of it is relied upon."""
+    if sys.implementation.name != "cpython" or sys.version_info >= (3, 14):
+        return False
+    probe: dict[str, int] = {"one": 1}
+    version = ctypes.c_uint64.from_address(id(probe) + _VERSION_OFFSET)
+    found = [version.value, version.value]
+    for change in ({"one": 2}, {"two": 2}):
+        probe.update(change)
+        found.append(version.value)
+    del probe["two"]
+    found.append(version.value)
+    return found[0] == found[1] and len(set(found)) == len(found) - 1
 
 
 class Contents(Probe):

@@ -19,13 +19,13 @@ from torchcontinuous._meshes import Meshes, empty_caches
 from torchcontinuous._messages import (
     BodyEnded,
     Exit,
-    Finished,
     LeftBehind,
     ProcessContext,
     Run,
     Start,
     Started,
     TearDown,
+    finished,
 )
 from torchcontinuous._process_group import GroupKeeper
 from torchcontinuous._report import Ending, Leak, RankReport
@@ -251,7 +251,7 @@ def serve(channel: Channel, end: WorkerEnd) -> None:
         if report.ending is Ending.REPORTED and report.exit_code is not None:
             exit_code = report.exit_code
         try:
-            channel.send(Finished(start.generation, command.sequence, report))
+            channel.send(finished(start.generation, command.sequence, report))
             left = worker.settle()
             if left is not None:
                 channel.send(left)
