@@ -189,7 +189,10 @@ class Patches(Probe):
 
     def restore(self) -> Iterator[Leak]:
         # Other values than functions change in the course of things: they are passed over.
+        writes = self._writes() if self._writes is not None else ()
         for index, view in enumerate(self._views):
+            if writes and writes[index] == self._written[index]:
+                continue
             now, saved = list(view), self._values[index]
             if len(now) != len(saved) or not all(map(is_, now, saved)):
                 yield from self._functions[index].put_back()

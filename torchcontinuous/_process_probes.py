@@ -277,13 +277,18 @@ class WarningFilters(Probe):
 _UNCHANGED: Any = object()
 
 
+def _all_handlers() -> list[Any]:
+    """Every handler that there is, in any logger or none."""
+    return logging._handlerList  # type: ignore[attr-defined,no-any-return]
+
+
 class Logging(Probe):
     """Levels, handlers and filters of the loggers there are.
 
     There are hundreds, and torch makes most of them: reading each would cost more than all else
     that the guard does. So a level is seen to be set by logging's own caches, which that empties,
-    and a handler by how many there are. Only those that have handlers, the root and torch's are
-    compared each time; an attribute of another, assigned past logging's functions, goes unseen.
+    and a handler by how many there are in all. Only those that have handlers, the root and torch's
+    are compared each time; what is assigned to another past logging's functions goes unseen.
     """
 
     _state = attrgetter("level", "handlers", "propagate", "disabled", "filters")
@@ -323,8 +328,7 @@ class Logging(Probe):
         """Prepare what ``changed`` compares."""
         self._cache: dict[Any, bool] = self._root._cache  # type: ignore[attr-defined]
         self._cache[_UNCHANGED] = True
-        self._lists = [logger.handlers for logger in self._loggers]
-        self._handlers = self._count_handlers()
+        self._handlers = len(_all_handlers())
         self._busy = [
             logger
             for logger in self._loggers
@@ -332,15 +336,11 @@ class Logging(Probe):
         ]
         self._busy_states = [self._copy(logger) for logger in self._busy]
 
-    def _count_handlers(self) -> tuple[int, int]:
-        """Handlers that there are, and entries in the lists of loggers."""
-        return len(logging._handlerList), sum(map(len, self._lists))  # type: ignore[attr-defined]
-
     def changed(self) -> bool:
         return (
             _UNCHANGED not in self._cache
             or self._known != len(self._manager.loggerDict)
-            or self._handlers != self._count_handlers()
+            or self._handlers != len(_all_handlers())
             or self._module.changed()
             or list(map(self._state, self._busy)) != self._busy_states
         )
