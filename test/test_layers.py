@@ -24,6 +24,10 @@ LAYERS = {
     "_registry": 8, "_leaks": 8, "_handles": 8, "_rerun": 8, "testcase": 8,
     "bases": 9, "_bisect": 9, "__init__": 10,
     "__main__": 11,
+    # Nothing of the above but the settings of a run: it is about text.
+    "migrate._files": 0, "migrate._table": 0, "migrate._module": 1, "migrate._project": 2,
+    "migrate._judge": 3, "migrate._edit": 3, "migrate._plan": 4, "migrate._command": 5,
+    "migrate.__init__": 6, "migrate.__main__": 6,
 }  # fmt: skip
 
 #: Within a layer: who may import whom.
@@ -44,10 +48,15 @@ WITHIN = {
 
 def imported(module):
     """The package's modules that a module imports, anywhere in its text."""
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+    path = PACKAGE / f"{module.replace('.', '/')}.py"
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcontinuous"):
             _, _, name = (node.module or "").partition(".")
-            yield from [name] if name else [alias.name for alias in node.names]
+            if name in ("", "migrate"):
+                prefix = f"{name}." if name else ""
+                yield from (f"{prefix}{alias.name}" for alias in node.names)
+            else:
+                yield name
         elif isinstance(node, ast.Import):
             yield from (
                 alias.name.partition(".")[2]
@@ -57,7 +66,8 @@ def imported(module):
 
 
 def test_every_module_has_a_layer():
-    assert {path.stem for path in PACKAGE.glob("*.py")} == set(LAYERS)
+    found = {".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in PACKAGE.rglob("*.py")}
+    assert found == set(LAYERS)
 
 
 def test_imports_go_downwards():

@@ -43,6 +43,7 @@ layer  module                              holds
 9      ``bases``, ``_bisect``              torch's test bases on reused workers; the search for a
                                            leak's origin
 10     ``__main__``                        ``python -m torchcontinuous``
+-      ``migrate``                         the migration codemod: has layers of its own
 ====== =================================== ==================================================
 
 Importing this package does not import torch; using one of the test classes does.

@@ -1,0 +1,197 @@
+"""The migration codemod: files, bad input and modes. What becomes of code: test_migrate_shapes."""
+
+import os
+import sys
+
+import pytest
+
+from torchcontinuous.migrate import __main__ as command
+
+pytest.importorskip("libcst")
+
+STOCK = """\
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+
+class TestIt(MultiProcessTestCase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_one(self):
+        pass
+"""
+
+OURS = STOCK.replace("torch.testing._internal.common_distributed", "torchcontinuous").replace(
+    "MultiProcessTestCase", "MultiProcContinuousTest"
+)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_default_prints_a_diff_and_writes_nothing(project, capsys):
+    file = project / "test_it.py"
+    file.write_text(STOCK)
+    assert command.main(["."]) == 0
+    out = capsys.readouterr().out
+    assert "-class TestIt(MultiProcessTestCase):\n+class TestIt(MultiProcContinuousTest):" in out
+    assert "test_it.py:4: TestIt: shares workers" in out
+    assert file.read_text() == STOCK
+
+
+def test_check(project):
+    (project / "test_it.py").write_text(STOCK)
+    assert command.main(["--check", "."]) == 1
+    assert command.main(["--write", "."]) == 0
+    assert command.main(["--check", "."]) == 0
+    assert (project / "test_it.py").read_text() == OURS
+
+
+def test_revert(project):
+    (project / "test_it.py").write_text(OURS)
+    assert command.main(["--revert", "--write", "."]) == 0
+    assert (project / "test_it.py").read_text() == STOCK
+
+
+def test_a_class_that_cannot_be_migrated_is_a_finding(project):
+    (project / "test_it.py").write_text(
+        STOCK.replace("    def setUp", "    guard = 1\n\n    def setUp")
+    )
+    assert command.main(["--write", "."]) == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "cookie", "newline"),
+    [
+        ("utf-8", "", "\n"),
+        ("utf-8", "", "\r\n"),
+        ("utf-8-sig", "", "\n"),
+        ("latin-1", "# -*- coding: latin-1 -*-\n", "\n"),
+        ("utf-8", "#!/usr/bin/env python\n# vim: set fileencoding=utf-8\n", "\r\n"),
+    ],
+)
+def test_encoding_line_ends_and_mode_are_kept(project, encoding, cookie, newline):
+    def data(text):
+        whole = f"{cookie}{text}\n\n# Grüße:\ttab, no newline at the end"
+        return whole.replace("\n", newline).encode(encoding)
+
+    file = project / "test_it.py"
+    file.write_bytes(data(STOCK))
+    file.chmod(0o751)
+    assert command.main(["--write", "test_it.py"]) == 0
+    assert file.read_bytes() == data(OURS)
+    assert file.stat().st_mode & 0o777 == 0o751
+
+
+def test_gitignored_files_are_left_out_unless_named(project):
+    (project / ".git").mkdir()
+    (project / ".gitignore").write_text("/build/\ngenerated_*.py\n!generated_kept.py\n")
+    names = ["build/a.py", "sub/b.py", "sub/generated_x.py", "sub/generated_kept.py", "sub/c.py"]
+    for name in names:
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(STOCK)
+    (project / "sub" / ".gitignore").write_text("c.py\n")
+    command.main(["--write", "sub", "build/a.py"])
+    changed = [name for name in names if (project / name).read_text() == OURS]
+    assert changed == ["build/a.py", "sub/b.py", "sub/generated_kept.py"]
+
+
+BAD = {
+    "syntax.py": (STOCK + "def (:\n", "syntax.py:11: a syntax error"),
+    "latin.py": (STOCK.encode() + b"# \xe9\n", "latin.py:11: not utf-8"),
+    "cookie.py": (
+        b"# coding: nonsense\n" + STOCK.encode(),
+        "cookie.py: not UTF-8, or of an unknown",
+    ),
+    "python2.py": (STOCK + 'print "x"\n', "(Python 2?"),
+    "null.py": (STOCK + "\0", "null.py"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_get_a_line_each_and_the_rest_goes_on(project, name, capsys):
+    content, line = BAD[name]
+    content = content.encode() if isinstance(content, str) else content
+    (project / name).write_bytes(content)
+    (project / "good.py").write_text(STOCK)
+    assert command.main(["--write", "."]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert line in errors[0]
+    assert (project / name).read_bytes() == content
+    assert (project / "good.py").read_text() == OURS
+
+
+def test_an_empty_file_is_nothing(project):
+    (project / "empty.py").touch()
+    assert command.main(["--write", "."]) == 0
+
+
+def test_read_only_files_are_not_changed(project, capsys):
+    file = project / "test_it.py"
+    file.write_text(STOCK)
+    file.chmod(0o444)
+    (project / "good.py").write_text(STOCK)
+    assert command.main(["--write", "."]) == 2
+    assert capsys.readouterr().err == "test_it.py: read-only: not changed\n"
+    assert file.read_text() == STOCK
+    assert (project / "good.py").read_text() == OURS
+
+
+def test_links(project, capsys):
+    (project / "test_it.py").write_text(STOCK)
+    (project / "loop.py").symlink_to("loop.py")
+    (project / "sub").mkdir()
+    (project / "sub" / "again").symlink_to(project)
+    (project / "link.py").symlink_to("test_it.py")
+    assert command.main(["--write", "."]) == 2
+    assert capsys.readouterr().err == (
+        "loop.py: cannot be read: Too many levels of symbolic links\n"
+    )
+    assert (project / "link.py").is_symlink()
+    assert (project / "test_it.py").read_text() == OURS
+
+
+def test_an_unreadable_file(project, capsys, monkeypatch):
+    (project / "test_it.py").mkdir()
+    (project / "gone.py").symlink_to("nowhere.py")
+    assert command.main(["--write", "."]) == 2
+    assert "gone.py: cannot be read: No such file" in capsys.readouterr().err
+    assert command.main(["missing"]) == 2
+    assert "missing: no such file or folder" in capsys.readouterr().err
+
+
+def test_all_files_are_written_or_none(project, capsys, monkeypatch):
+    for name in ("a.py", "b.py", "c.py"):
+        (project / name).write_text(STOCK)
+    replace, calls = os.replace, []
+
+    def fails_once(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fails_once)
+    assert command.main(["--write", "."]) == 2
+    assert "No space left on device; nothing was written" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in project.iterdir()} == dict.fromkeys(
+        ("a.py", "b.py", "c.py"), STOCK
+    )
+
+
+def test_without_the_extra_a_line_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert command.main(["."]) == 2
+    assert "pip install 'torchcontinuous[migrate]'" in capsys.readouterr().err
+
+
+def test_a_base_without_a_module_is_bad(capsys):
+    with pytest.raises(SystemExit) as error:
+        command.main(["--base", "Foo", "."])
+    assert error.value.code == 2

@@ -1,0 +1,414 @@
+"""What is to be changed in a project: which classes, in which file, to what level; or back."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchcontinuous.migrate import _files, _judge, _table
+from torchcontinuous.migrate._edit import (
+    ClassEdit,
+    ImpossibleError,
+    Reference,
+    edited,
+    isolated_decorators,
+)
+from torchcontinuous.migrate._files import BadInputError
+from torchcontinuous.migrate._judge import Judgement, Sign, strictest
+from torchcontinuous.migrate._module import ClassDef, Module
+from torchcontinuous.migrate._project import Ours, Project, Unclear
+from torchcontinuous.migrate._table import OURS, Stock
+
+#: Names that mean something to torchcontinuous on any test class.
+_TAKEN = ("isolation", "guard", "compile_cache_per_rank")
+
+_FUNCTION = "<locals>"
+
+
+@dataclass
+class Verdict:
+    """What becomes of one class.
+
+    Attributes:
+        level: ``"none"``, ``"group"``, ``"process"``: how its workers are shared; None if it is
+            not migrated.
+        refusals: why it is not.
+        judgement: what its own text says.
+        roots: the classes of the project that it gets torch's class from; itself, maybe.
+        signs: what the level rests on, of its own and of what it derives from.
+    """
+
+    found: ClassDef
+    level: str | None
+    refusals: list[Sign]
+    judgement: Judgement
+    roots: list[ClassDef]
+    signs: list[Sign] = field(default_factory=list)
+
+
+@dataclass
+class Plan:
+    """The changes to a project.
+
+    Attributes:
+        verdicts: of each class, in the order of files and lines.
+        texts: by file, its text afterwards.
+        bad: files and classes that could not be worked on.
+    """
+
+    verdicts: list[Verdict]
+    texts: dict[Path, str]
+    bad: list[BadInputError]
+
+
+class Migration:
+    """Decides on a project's classes.
+
+    Args:
+        levels: by class (file and name), a level that running it has shown to be needed.
+        reverted: classes that running them has shown to be better left alone.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        levels: Mapping[tuple[Path, str], str] | None = None,
+        reverted: Iterable[tuple[Path, str]] = (),
+    ) -> None:
+        self._project = project
+        self._levels = dict(levels or {})
+        self._reverted = set(reverted)
+        self._tests = project.tests()
+        self._judgements = {found: _judge.judge(found) for found in self._tests}
+
+    def plan(self) -> Plan:
+        """The changes."""
+        refusals = self._refusals()
+        edits: dict[Module, dict[ClassDef, ClassEdit]] = {}
+        for found in self._tests:
+            edit = self._edit(found, refusals)
+            if edit:
+                edits.setdefault(found.module, {})[found] = edit
+        bad = list(self._project.bad)
+        texts: dict[Path, str] = {}
+        given = set(self._project.given)
+        for module, changes in edits.items():
+            if module.path not in given:
+                continue
+            try:
+                _files.check_writable(module.path)
+                texts[module.path] = edited(module, changes, self._kept(module))
+            except BadInputError as error:
+                bad.append(error)
+            except ImpossibleError as error:
+                bad.append(BadInputError(module.path, str(error), next(iter(changes)).line))
+        verdicts = [self._verdict(found, refusals) for found in self._tests]
+        return Plan([v for v in verdicts if v.roots or v.refusals], texts, bad)
+
+    # Which classes
+
+    @functools.cached_property
+    def _roots(self) -> dict[ClassDef, list[ClassDef]]:
+        """By class, those of its ancestry that derive from a class of torch's directly."""
+        direct = {found for found in self._tests if self._stock(found)}
+        return {
+            found: [one for one in self._project.ancestry(found) if one in direct]
+            for found in self._tests
+        }
+
+    def _stock(self, found: ClassDef) -> dict[int, Stock]:
+        """The classes of torch's among a class's bases, by position."""
+        return {
+            position: target
+            for position, targets in enumerate(self._project.targets(found))
+            for target in targets
+            if isinstance(target, Stock)
+        }
+
+    def _refusals(self) -> dict[ClassDef, list[Sign]]:
+        """Why classes cannot be migrated; one that cannot takes all with it that share its root."""
+        refusals = {found: list(self._own_refusals(found)) for found in self._tests}
+        changed = True
+        while changed:
+            changed = False
+            for found in self._tests:
+                for root in self._roots[found]:
+                    for one, other in ((found, root), (root, found)):
+                        if refusals[one] and not refusals[other]:
+                            why = refusals[one][0]
+                            text = why.text
+                            if not text.startswith("it shares"):
+                                text = f"it shares its base with {one.name}: {text}"
+                            refusals[other] = [Sign(why.path, why.line, text)]
+                            changed = True
+        return refusals
+
+    def _own_refusals(self, found: ClassDef) -> Iterator[Sign]:
+        def sign(text: str, line: int | None = None) -> Sign:
+            return Sign(found.module.path, line or found.line, text)
+
+        for targets in self._project.targets(found):
+            for target in targets:
+                if isinstance(target, Unclear):
+                    yield sign(target.reason)
+                elif isinstance(target, Stock) and target.refused:
+                    yield sign(target.refused)
+        if (found.module.path, found.name) in self._reverted:
+            yield sign("its tests differ from stock at every level")
+        if not self._roots[found]:
+            return
+        if _FUNCTION in found.name:
+            yield sign("it is defined in a function, where workers cannot find it")
+        for name in _TAKEN:
+            if name in found.bound:
+                yield sign(f"it has a name of torchcontinuous's for something else: {name}")
+        for name in ("_start_processes", "_fork_processes"):
+            method = found.methods.get(name)
+            if method is not None and not _calls_super(method, name):
+                yield sign(f"it starts processes its own way ({name})", method.lineno)
+        method = found.methods.get("_spawn_processes")
+        if method is not None and not (
+            _calls_super(method, "_spawn_processes") or _calls_self(method, "_start_processes")
+        ):
+            yield sign("it starts processes its own way (_spawn_processes)", method.lineno)
+        if any(
+            stock.world_size for root in self._roots[found] for stock in self._stock(root).values()
+        ):
+            for node in ast.walk(found.module.code):
+                if isinstance(node, ast.Attribute) and node.attr == "run_rank":
+                    text = "the file starts its ranks itself (run_rank): use run_tests()"
+                    yield sign(text, node.lineno)
+                    return
+
+    # How each is changed
+
+    def _edit(self, found: ClassDef, refusals: Mapping[ClassDef, list[Sign]]) -> ClassEdit:
+        edit = ClassEdit()
+        if refusals[found] or not self._roots[found]:
+            return edit
+        for position, stock in self._stock(found).items():
+            if self._is_covered(found, position, stock):
+                continue
+            if stock.replacement is None or (
+                stock.name == "MultiProcessTestCase" and not self._all_spawn(found)
+            ):
+                edit.mixin = edit.mixin or (position, Reference(OURS, _table.MIXIN))
+            else:
+                edit.replaced[position] = Reference(OURS, stock.replacement)
+            if stock.world_size is not None and not self._says(found, "world_size"):
+                edit.attributes["world_size"] = str(stock.world_size)
+        level = self._own_level(found)
+        if level != "none" and level != self._inherited_level(found):
+            edit.attributes["isolation"] = f'"{level}"'
+        for name, wanted in self._judgements[found].test_levels.items():
+            above = strictest([level, self._inherited_level(found)])
+            is_higher = strictest([wanted, above]) != above
+            if is_higher and name in found.methods and not isolated_decorators(found, name):
+                edit.decorated[name] = wanted
+        return edit
+
+    def _is_covered(self, found: ClassDef, position: int, stock: Stock) -> bool:
+        """Whether another base brings what this one would be replaced by, or has done so."""
+        ours = {
+            target.name
+            for targets in self._project.targets(found)
+            for target in targets
+            if isinstance(target, Ours)
+        }
+        if stock.name != "MultiProcessTestCase":
+            return _table.MIXIN in ours
+        others = [other for other in self._stock(found) if other != position]
+        parents = [one for one in self._project.parents(found) if self._project.is_test(one)]
+        return bool(ours or others or parents)
+
+    def _own_level(self, found: ClassDef) -> str:
+        raised = self._levels.get((found.module.path, found.name), "none")
+        own = self._judgements[found].level
+        if any(stock.rpc for stock in self._stock(found).values()):
+            own = "none"  # What replaces it is at that level.
+        return strictest([own, raised])
+
+    def _inherited_level(self, found: ClassDef) -> str:
+        levels = [
+            self._own_level(one)
+            for one in self._project.ancestry(found)[1:]
+            if one in self._judgements
+        ]
+        stocks = [
+            s
+            for one in self._project.ancestry(found)
+            if one in self._judgements
+            for s in self._stock(one).values()
+        ]
+        return strictest([*levels, *("process" for stock in stocks if stock.rpc)])
+
+    def _says(self, found: ClassDef, name: str) -> bool:
+        return any(name in one.bound for one in self._project.ancestry(found))
+
+    # Whether the processes start in setUp
+
+    def _all_spawn(self, root: ClassDef) -> bool:
+        """Whether all classes with tests under a root start their processes: if they do not, stock
+        runs no rank at all, but our class would be of class style and run them."""
+        with_tests = [
+            found
+            for found in self._tests
+            if root in self._roots[found]
+            and any(one.tests for one in self._project.ancestry(found))
+        ]
+        return all(self._spawns(found) for found in with_tests)
+
+    def _spawns(self, found: ClassDef) -> bool:
+        ancestry = self._project.ancestry(found)
+        for one in ancestry:
+            method = one.methods.get("setUp")
+            if method is not None:
+                if _surely(method, "_spawn_processes", ancestry):
+                    return True
+                if not _calls_super(method, "setUp"):
+                    return False
+        return any(
+            stock.spawns
+            for one in ancestry
+            if one in self._judgements
+            for stock in self._stock(one).values()
+        )
+
+    # What else is to be known
+
+    def _kept(self, module: Module) -> set[str]:
+        """Names that others import from a file."""
+        return self._project.imported_from(module)
+
+    def _verdict(self, found: ClassDef, refusals: Mapping[ClassDef, list[Sign]]) -> Verdict:
+        judgement = self._judgements[found]
+        lineage = [one for one in self._project.ancestry(found) if one in self._judgements]
+        signs = [sign for one in lineage for sign in self._judgements[one].signs]
+        level: str | None = strictest([self._own_level(found), self._inherited_level(found)])
+        if refusals[found]:
+            level = None
+        signs = list(dict.fromkeys(signs))
+        return Verdict(found, level, refusals[found], judgement, self._roots[found], signs)
+
+
+class Reversal:
+    """The way back: from torchcontinuous's classes to torch's."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+
+    def plan(self) -> Plan:
+        """The changes."""
+        edits: dict[Module, dict[ClassDef, ClassEdit]] = {}
+        for found in self._project.tests():
+            edit = self._edit(found)
+            if edit:
+                edits.setdefault(found.module, {})[found] = edit
+        bad = list(self._project.bad)
+        texts: dict[Path, str] = {}
+        given = set(self._project.given)
+        for module, changes in edits.items():
+            if module.path not in given:
+                continue
+            try:
+                _files.check_writable(module.path)
+                texts[module.path] = edited(module, changes, self._project.imported_from(module))
+            except BadInputError as error:
+                bad.append(error)
+            except ImpossibleError as error:
+                bad.append(BadInputError(module.path, str(error), next(iter(changes)).line))
+        return Plan([], texts, bad)
+
+    def _edit(self, found: ClassDef) -> ClassEdit:
+        edit = ClassEdit()
+        bases = self._project.targets(found)
+        for position, targets in enumerate(bases):
+            for target in targets:
+                if not isinstance(target, Ours):
+                    continue
+                if target.name == _table.MIXIN:
+                    edit.dropped.add(position)
+                    continue
+                stock = _table.stands_for(target.name, self._spawned(found))
+                if stock is not None:
+                    edit.replaced[position] = Reference(stock.module, stock.name)
+        if self._is_ours(found):
+            if "isolation" in found.bound:
+                edit.removed.add("isolation")
+            edit.undecorated = {n for n in found.methods if isolated_decorators(found, n)}
+        return edit
+
+    def _is_ours(self, found: ClassDef) -> bool:
+        return any(
+            isinstance(target, Ours)
+            for one in self._project.ancestry(found)
+            for targets in self._project.targets(one)
+            for target in targets
+        )
+
+    def _spawned(self, found: ClassDef) -> bool:
+        """Whether a class, or one that derives from it, is of stock style."""
+        return any(
+            _calls_self(method, "_spawn_processes")
+            for one in [
+                found,
+                *(c for c in self._project.tests() if found in self._project.ancestry(c)),
+            ]
+            for other in self._project.ancestry(one)
+            for method in other.methods.values()
+        )
+
+
+def _calls(function: ast.AST) -> Iterator[ast.Attribute]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func
+
+
+def _calls_super(function: ast.FunctionDef, name: str) -> bool:
+    """Whether a method calls that of a parent: by super(), or by the parent's name."""
+    return any(
+        call.attr == name
+        and not (isinstance(call.value, ast.Name) and call.value.id in ("self", "cls"))
+        for call in _calls(function)
+    )
+
+
+def _calls_self(function: ast.AST, name: str) -> bool:
+    return any(
+        call.attr == name and isinstance(call.value, ast.Name) and call.value.id == "self"
+        for call in _calls(function)
+    )
+
+
+def _surely(function: ast.FunctionDef, name: str, ancestry: list[ClassDef]) -> bool:
+    """Whether a method calls another one whenever it runs to its end."""
+    pending: list[ast.stmt] = list(function.body)
+    seen = {function.name}
+    while pending:
+        statement = pending.pop(0)
+        if isinstance(statement, (ast.With, ast.Try)):
+            pending += statement.body
+        elif isinstance(statement, ast.If) and statement.orelse:
+            if all(
+                _calls_self(ast.Module(part, []), name)
+                for part in (statement.body, statement.orelse)
+            ):
+                return True
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            call = statement.value.func
+            if not isinstance(call, ast.Attribute):
+                continue
+            if isinstance(call.value, ast.Name) and call.value.id == "self":
+                if call.attr == name:
+                    return True
+                helper = next(
+                    (c.methods[call.attr] for c in ancestry if call.attr in c.methods), None
+                )
+                if helper is not None and helper.name not in seen:
+                    seen.add(helper.name)
+                    pending += helper.body
+    return False
