@@ -19,7 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from test.suites.order import VARIABLE
-from torchcontinuous._bisect import ORDERS, checked_order
+from torchcontinuous._order import ORDERS, checked_order
 
 HERE = Path(__file__).parent
 SUITES = {

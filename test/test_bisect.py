@@ -12,7 +12,8 @@ import pytest
 
 from test.suites import order
 from torchcontinuous import __main__ as command
-from torchcontinuous._bisect import minimise, ordered
+from torchcontinuous._bisect import minimise
+from torchcontinuous._order import ordered
 
 #: Seconds for one search in a small suite, on a loaded machine.
 SEARCH_SECONDS = 120

@@ -11,7 +11,7 @@ PACKAGE = Path(torchcontinuous.__file__).parent
 
 LAYERS = {
     "_version": 0, "errors": 0, "_settings": 0, "_report": 0, "_torch_api": 0,
-    "_torch_state": 0, "_counts": 0, "_devices": 0,
+    "_torch_state": 0, "_counts": 0, "_order": 0, "_devices": 0,
     "_messages": 1,
     "_channel": 2,
     "_context": 3, "_output": 3, "_process_group": 3, "_class_group": 3, "_meshes": 3,
@@ -26,8 +26,9 @@ LAYERS = {
     "__main__": 11,
     # Nothing of the above but the settings of a run: it is about text.
     "migrate._files": 0, "migrate._table": 0, "migrate._module": 1, "migrate._project": 2,
-    "migrate._judge": 3, "migrate._edit": 3, "migrate._plan": 4, "migrate._command": 5,
-    "migrate.__init__": 6, "migrate.__main__": 6,
+    "migrate._judge": 3, "migrate._edit": 3, "migrate._plan": 4, "migrate._run": 4,
+    "migrate._verify": 5, "migrate._report": 6, "migrate._session": 7, "migrate._command": 8,
+    "migrate.__init__": 9, "migrate.__main__": 9,
 }  # fmt: skip
 
 #: Within a layer: who may import whom.

@@ -20,7 +20,7 @@ layer  module                              holds
 0      ``errors``, ``_settings``,          public exceptions and warnings; environment
        ``_report``, ``_torch_api``,        variables; reports and verdict; torch's private names
        ``_torch_state``, ``_devices``,     (and those of the state guard); accelerators;
-       ``_counts``                         totals of a run
+       ``_counts``, ``_order``             totals of a run; orders of tests
 1      ``_messages``                       the wire's dataclasses
 2      ``_channel``                        send and receive, with deadlines
 3      ``_context``, ``_output``,          what a fresh interpreter takes over; captured output;

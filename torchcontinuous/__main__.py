@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torchcontinuous import _bisect
+from torchcontinuous import _bisect, _order
 from torchcontinuous.errors import TorchContinuousError
 
 
@@ -41,9 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     before.add_argument(
         "--order",
-        type=_bisect.checked_order,
+        type=_order.checked_order,
         default="forwards",
-        help=f"in which the class's tests ran: {_bisect.ORDERS}",
+        help=f"in which the class's tests ran: {_order.ORDERS}",
     )
     bisect.add_argument(
         "-v", "--verbose", action="store_true", help="show what the tests print, and tracebacks"

@@ -6,10 +6,8 @@ of its own, and ``bisect`` is the command around them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
-import random
 import shlex
 import shutil
 import sys
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torchcontinuous import _settings
+from torchcontinuous._order import ordered
 from torchcontinuous._registry import pools
 from torchcontinuous.errors import StateLeakError, TorchContinuousError
 
@@ -28,8 +27,6 @@ T = TypeVar("T")
 
 #: Exit statuses, besides argparse's own 2 for what cannot be understood.
 FOUND, NOT_FOUND, MISUSED, INTERRUPTED = 0, 1, 2, 130
-
-ORDERS = "'forwards', 'reversed' or 'shuffle:SEED'"
 
 
 class BadTestIdError(TorchContinuousError, ValueError):
@@ -67,36 +64,6 @@ def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
         if size == 1 and kept == before:
             break
     return [items[position] for position in kept]
-
-
-def ordered(items: Sequence[T], order: str) -> list[T]:
-    """``items`` in an order that was asked for, the same each time.
-
-    Raises:
-        ValueError: there is no such order.
-    """
-    found = list(items)
-    kind, _, seed = order.partition(":")
-    if kind == "shuffle" and seed:
-        random.Random(seed).shuffle(found)
-    elif order == "reversed":
-        found.reverse()
-    elif order != "forwards":
-        raise ValueError(f"{order!r} is no order: give {ORDERS}")
-    return found
-
-
-def checked_order(text: str) -> str:
-    """An order's name, as argparse's ``type``.
-
-    Raises:
-        argparse.ArgumentTypeError: there is no such order.
-    """
-    try:
-        ordered((), text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 # Test ids

@@ -13,6 +13,11 @@ layer  module            holds
 3      ``_judge``        signs that a class or test cannot share workers
        ``_edit``         changing one file: parents, imports, isolation
 4      ``_plan``         what is to be changed in which file, and back
-5      ``__main__``      the command
+       ``_run``          the process that runs one file's tests in an order
+5      ``_verify``       running on stock and migrated until nothing differs
+6      ``_report``       the table of what was run; progress
+7      ``_session``      a verification in place, which can be interrupted and resumed
+8      ``_command``      what the command does
+9      ``__main__``      the command
 ====== ================= ====================================================================
 """

@@ -34,6 +34,38 @@ def _parser() -> argparse.ArgumentParser:
     modes.add_argument(
         "--check", action="store_true", help="write nothing; exit status 1 if there is a change"
     )
+    modes.add_argument(
+        "--verify",
+        action="store_true",
+        help="run each file on stock, write the changes, and run it migrated: forwards, reversed "
+        "and shuffled; classes that differ are isolated, or left on stock",
+    )
+    verify = parser.add_argument_group("with --verify")
+    verify.add_argument(
+        "--resume", action="store_true", help="go on with a verification that was interrupted"
+    )
+    verify.add_argument(
+        "--report",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="write the table to a file: Markdown, or JSON if it ends in .json; may be repeated",
+    )
+    verify.add_argument(
+        "--runner",
+        choices=("unittest", "pytest"),
+        default="unittest",
+        help="what runs the files (default: %(default)s)",
+    )
+    verify.add_argument("--seed", type=int, default=0, help="of the shuffle (default: %(default)s)")
+    verify.add_argument(
+        "--timeout",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="that one run of a file may take (default: %(default)g)",
+    )
     parser.add_argument(
         "--revert", action="store_true", help="the way back: from torchcontinuous's to torch's"
     )
@@ -62,6 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for base in given.base:
         if "." not in base.strip("."):
             parser.error(f"--base: give a class with its module, not {base!r}")
+    if given.verify and given.revert:
+        parser.error("--verify is for the way there: give it without --revert")
+    if not given.verify and (given.resume or given.report):
+        parser.error("--resume and --report belong to --verify")
     from torchcontinuous.migrate import _command
 
     try:

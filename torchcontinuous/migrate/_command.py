@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from torchcontinuous.migrate import _files
+from torchcontinuous.migrate import _files, _report
 from torchcontinuous.migrate._files import BadInputError
 from torchcontinuous.migrate._judge import LEVELS
 from torchcontinuous.migrate._plan import Migration, Plan, Reversal, Verdict
 from torchcontinuous.migrate._project import Project
+from torchcontinuous.migrate._session import Session
 from torchcontinuous.migrate._table import Table
 
 DONE, FOUND, MISUSED = 0, 1, 2
@@ -30,7 +31,10 @@ LEVEL_TEXTS = {
 def run(given: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     paths, bad = _files.python_files(given.paths)
-    project = Project(paths, Table(given.base))
+    table = Table(given.base)
+    if given.verify:
+        return _verify(given, paths, bad, table)
+    project = Project(paths, table)
     plan = Reversal(project).plan() if given.revert else Migration(project).plan()
     for error in [*bad, *plan.bad]:
         print(f"{error}", file=sys.stderr)
@@ -47,6 +51,36 @@ def run(given: argparse.Namespace) -> int:
         return MISUSED
     if given.check:
         return FOUND if plan.texts else DONE
+    return FOUND if any(verdict.level is None for verdict in plan.verdicts) else DONE
+
+
+def _verify(
+    given: argparse.Namespace, paths: list[Path], bad: list[BadInputError], table: Table
+) -> int:
+    try:
+        session = Session(
+            paths, table, given.runner, given.seed, given.timeout, resume=given.resume
+        )
+    except BadInputError as error:
+        print(f"{error}", file=sys.stderr)
+        return MISUSED
+    verification = session.verification
+    for problem in [*bad, *verification.plan.bad]:
+        print(f"{problem}", file=sys.stderr)
+    try:
+        rows = session.verify()
+    except KeyboardInterrupt:
+        print("\ninterrupted: all files are as they were; --resume goes on", file=sys.stderr)
+        raise
+    plan = verification.plan
+    for line in judgement_lines(plan.verdicts):
+        print(line)
+    print(_report.table(rows), end="")
+    for path in given.report:
+        _report.write(path, rows)
+    print(_summary(plan, True))
+    if bad or plan.bad:
+        return MISUSED
     return FOUND if any(verdict.level is None for verdict in plan.verdicts) else DONE
 
 

@@ -128,10 +128,27 @@ def read(path: Path) -> Text:
     Raises:
         BadInputError: it cannot be read, or not be decoded.
     """
+    return decoded(path, content(path))
+
+
+def content(path: Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        BadInputError: it cannot be read.
+    """
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BadInputError(path, f"cannot be read: {error.strerror}") from error
+
+
+def decoded(path: Path, data: bytes) -> Text:
+    """What a file's bytes say.
+
+    Raises:
+        BadInputError: they cannot be decoded.
+    """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return Text(data.decode(encoding), encoding)

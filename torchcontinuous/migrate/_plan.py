@@ -83,6 +83,12 @@ class Migration:
         self._reverted = set(reverted)
         self._tests = project.tests()
         self._judgements = {found: _judge.judge(found) for found in self._tests}
+        self._locked = {
+            module.path: error
+            for module in {found.module for found in self._tests if self._stock(found)}
+            for error in [_locked(module.path)]
+            if error is not None
+        }
 
     def plan(self) -> Plan:
         """The changes."""
@@ -92,19 +98,8 @@ class Migration:
             edit = self._edit(found, refusals)
             if edit:
                 edits.setdefault(found.module, {})[found] = edit
-        bad = list(self._project.bad)
-        texts: dict[Path, str] = {}
-        given = set(self._project.given)
-        for module, changes in edits.items():
-            if module.path not in given:
-                continue
-            try:
-                _files.check_writable(module.path)
-                texts[module.path] = edited(module, changes, self._kept(module))
-            except BadInputError as error:
-                bad.append(error)
-            except ImpossibleError as error:
-                bad.append(BadInputError(module.path, str(error), next(iter(changes)).line))
+        texts, bad = _texts(self._project, edits)
+        bad += [e for path, e in self._locked.items() if path in self._project.given]
         verdicts = [self._verdict(found, refusals) for found in self._tests]
         return Plan([v for v in verdicts if v.roots or v.refusals], texts, bad)
 
@@ -160,6 +155,11 @@ class Migration:
             yield sign("its tests differ from stock at every level")
         if not self._roots[found]:
             return
+        if self._stock(found):
+            if found.module.path not in self._project.given:
+                yield sign("its file is not among those given")
+            elif found.module.path in self._locked:
+                yield sign("its file is read-only")
         if _FUNCTION in found.name:
             yield sign("it is defined in a function, where workers cannot find it")
         for name in _TAKEN:
@@ -277,11 +277,7 @@ class Migration:
             for stock in self._stock(one).values()
         )
 
-    # What else is to be known
-
-    def _kept(self, module: Module) -> set[str]:
-        """Names that others import from a file."""
-        return self._project.imported_from(module)
+    # What is told
 
     def _verdict(self, found: ClassDef, refusals: Mapping[ClassDef, list[Sign]]) -> Verdict:
         judgement = self._judgements[found]
@@ -292,6 +288,34 @@ class Migration:
             level = None
         signs = list(dict.fromkeys(signs))
         return Verdict(found, level, refusals[found], judgement, self._roots[found], signs)
+
+
+def _locked(path: Path) -> BadInputError | None:
+    try:
+        _files.check_writable(path)
+    except BadInputError as error:
+        return error
+    return None
+
+
+def _texts(
+    project: Project, edits: Mapping[Module, Mapping[ClassDef, ClassEdit]]
+) -> tuple[dict[Path, str], list[BadInputError]]:
+    """The texts of the files given, afterwards; and what could not be worked on."""
+    bad = list(project.bad)
+    texts: dict[Path, str] = {}
+    for module, changes in edits.items():
+        if module.path not in project.given:
+            continue
+        error = _locked(module.path)
+        if error is not None:
+            bad.append(error)
+            continue
+        try:
+            texts[module.path] = edited(module, changes, project.imported_from(module))
+        except ImpossibleError as impossible:
+            bad.append(BadInputError(module.path, str(impossible), next(iter(changes)).line))
+    return texts, bad
 
 
 class Reversal:

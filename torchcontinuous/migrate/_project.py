@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import libcst as cst
 
 from torchcontinuous.migrate import _files
-from torchcontinuous.migrate._files import BadInputError
+from torchcontinuous.migrate._files import BadInputError, Text
 from torchcontinuous.migrate._module import ClassDef, Module, Names, dotted
 from torchcontinuous.migrate._table import OURS, Stock, Table
 
@@ -40,10 +40,16 @@ class Project:
     Attributes:
         bad: files that could not be worked on.
         given: the files that may be changed.
+
+    Args:
+        texts: of files that are not to be read, since they have been changed.
     """
 
-    def __init__(self, paths: Sequence[Path], table: Table) -> None:
+    def __init__(
+        self, paths: Sequence[Path], table: Table, texts: Mapping[Path, Text] | None = None
+    ) -> None:
         self.given = list(paths)
+        self._texts = texts or {}
         self.bad: list[BadInputError] = []
         self._table = table
         self._modules: dict[Path, Module | None] = {}
@@ -59,10 +65,13 @@ class Project:
         if path not in self._modules:
             self._modules[path] = None
             try:
-                self._modules[path] = Module(path, _files.read(path))
+                self._modules[path] = Module(path, self._read(path))
             except BadInputError as error:
                 self.bad.append(error)
         return self._modules[path]
+
+    def _read(self, path: Path) -> Text:
+        return self._texts[path] if path in self._texts else _files.read(path)
 
     @property
     def modules(self) -> list[Module]:
@@ -73,7 +82,7 @@ class Project:
         texts: dict[Path, str] = {}
         for path in self.given:
             try:
-                texts[path] = _files.read(path).text
+                texts[path] = self._read(path).text
             except BadInputError as error:
                 self.bad.append(error)
         wanted = self._table.names()
