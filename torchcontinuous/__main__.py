@@ -1,4 +1,4 @@
-"""``python -m torchcontinuous``: what helps with a suite, besides running it."""
+"""``python -m torchcontinuous``: run suites with no edit, and search for the origin of a leak."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torchcontinuous import _bisect, _order
+from torchcontinuous import _bisect, _order, _running
 from torchcontinuous.errors import TorchContinuousError
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m torchcontinuous",
-        description="What helps with a suite, besides running it.",
+        prog=f"{_running.PROGRAM} bisect",
         allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="command")
-    bisect = commands.add_parser(
-        "bisect",
-        allow_abbrev=False,
-        help="find the earlier tests that make a test fail in used workers",
         description="Find the smallest set of earlier tests of its class that makes a test fail "
         "in used workers, though it passes in fresh ones. Exit status: 0 found, 1 not found, 2 bad "
         "arguments, 130 interrupted. The tests are run as unittest runs them: without pytest's "
         "fixtures and conftest files.",
     )
-    bisect.add_argument(
+    parser.add_argument(
         "id", help="package.module.Class.test_name, or path/to/test_file.py::Class::test_name"
     )
-    before = bisect.add_mutually_exclusive_group()
+    before = parser.add_mutually_exclusive_group()
     before.add_argument(
         "--from",
         dest="earlier",
@@ -45,24 +38,24 @@ def _parser() -> argparse.ArgumentParser:
         default="forwards",
         help=f"in which the class's tests ran: {_order.ORDERS}",
     )
-    bisect.add_argument(
+    parser.add_argument(
         "-v", "--verbose", action="store_true", help="show what the tests print, and tracebacks"
     )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status."""
+    """Run tests, or the command that is named; the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] != ["bisect"]:
+        return _running.run(given)
     parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.command is None:
-        parser.print_help()
-        return 0
+    parsed = parser.parse_args(given[1:])
     del sys.argv[1:]  # Not options of the suite, which would see them.
     try:
-        return _bisect.bisect(given.id, given.earlier, given.order, given.verbose)
+        return _bisect.bisect(parsed.id, parsed.earlier, parsed.order, parsed.verbose)
     except TorchContinuousError as error:
-        print(f"{parser.prog} {given.command}: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return _bisect.MISUSED
     except KeyboardInterrupt:
         return _bisect.INTERRUPTED

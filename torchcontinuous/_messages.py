@@ -19,11 +19,16 @@ Style = Literal["stock", "class"]
 
 @dataclass(frozen=True)
 class ClassReference:
-    """Where workers find a test class: module, that module's file, qualified name."""
+    """Where workers find a test class: module, that module's file, qualified name.
+
+    ``before_import``: a function (module, name, arguments) that is called before the module is
+    imported, or None.
+    """
 
     module: str
     file: str | None
     qualname: str
+    before_import: tuple[str, str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,9 @@ class Pools:
 
 pools = Pools()
 
+#: What workers call before they import a test module: see ``ClassReference``.
+before_import: tuple[str, str, tuple[str, ...]] | None = None
+
 
 def replay(output: list[tuple[bytes, bytes]]) -> None:
     for rank, (stdout, stderr) in enumerate(output):
@@ -113,7 +116,8 @@ def refer_to(cls: type) -> ClassReference:
     file = getattr(module, "__file__", None)
     if cls.__module__ == "__main__" and file is None:
         raise UnreachableClassError(name, "its module has no file (an interactive session?)")
-    return ClassReference(cls.__module__, file and os.path.abspath(file), cls.__qualname__)
+    path = file and os.path.abspath(file)
+    return ClassReference(cls.__module__, path, cls.__qualname__, before_import)
 
 
 def check_world_size(cls: type, value: Any, device_type: str | None = None) -> int:

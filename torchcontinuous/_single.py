@@ -44,6 +44,9 @@ def load_module(reference: ClassReference) -> types.ModuleType:
     module = sys.modules.get(reference.module)
     if module is not None:
         return module
+    if reference.before_import is not None:
+        owner, function, arguments = reference.before_import
+        getattr(importlib.import_module(owner), function)(arguments)
     try:
         spec = importlib.util.find_spec(reference.module)
     except (ImportError, ValueError):
