@@ -1,9 +1,11 @@
 """Run the suites in torch's wheel on reused workers, and compare with what stock gives.
 
 ``python -m test.conformance [--suite distributed|rpc] [--isolation none|group|process]
-[--order reversed|shuffle:SEED]`` runs each suite at each level in each order (about ten minutes in
-all on two idle cores, for one order), prints every outcome that is not stock's, and exits with 1 if
-there is one. What stock gives is data, and holds in any order: ``test/data/``.
+[--order reversed|shuffle:SEED] [--runner unittest|pytest]`` runs each suite at each level in each
+order (about ten minutes in all on two idle cores, for one order), prints every outcome that is not
+stock's, and exits with 1 if there is one. ``--runner`` runs the suites as they stand, by the
+commands that need no edit; else their classes have the mixin. What stock gives is data, and holds
+in any order: ``test/data/``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from test.suites.order import VARIABLE
 from torchcontinuous._order import ORDERS, checked_order
+from torchcontinuous._summary import Outcomes
 
 HERE = Path(__file__).parent
 SUITES = {
@@ -27,6 +30,9 @@ SUITES = {
     "rpc": ("rpc_tensorpipe", "rpc_tensorpipe.json"),
 }
 LEVELS = ("none", "group", "process")
+
+#: How a suite is run: with the mixin in its file, or as it stands.
+MIXIN, UNITTEST, PYTEST = "mixin", "unittest", "pytest"
 
 #: Seconds after which a whole suite is given up.
 SUITE_TIMEOUT = 1800
@@ -45,13 +51,23 @@ def outcomes(report: Path) -> dict[str, str]:
     return found
 
 
+def short(test_id: str) -> str:
+    """``Class.test`` of an id of unittest's."""
+    return ".".join(test_id.rsplit(".", 2)[-2:])
+
+
 def run(
-    suite: str, level: str, folder: Path, select: str = "", order: str = "forwards"
+    suite: str,
+    level: str,
+    folder: Path,
+    select: str = "",
+    order: str = "forwards",
+    runner: str = MIXIN,
 ) -> tuple[dict[str, str], float]:
     """Run one suite at one level in one order; outcomes and seconds."""
     for name in ("barrier", "test_dir", "init_dir"):
         (folder / "temp" / name).mkdir(parents=True, exist_ok=True)
-    report = folder / f"{suite}-{level}.xml"
+    report = folder / f"{suite}-{level}"
     environ = {
         **os.environ,
         "BACKEND": "gloo",
@@ -65,31 +81,44 @@ def run(
     }
     if suite == "rpc":
         del environ["WORLD_SIZE"]
-    file = HERE / "suites" / f"{SUITES[suite][0]}.py"
-    command = [sys.executable, "-m", "pytest", "-q", str(file), f"--junitxml={report}"]
-    command += ["-p", "test.suites.order", "-p", "no:cacheprovider"]
-    command += ["--tb=short", "--no-header", "-rN", "--show-capture=no"]
-    command += ["-k", select] if select else []
+    name = SUITES[suite][0] if runner == MIXIN else f"{SUITES[suite][0]}_stock"
+    if runner == UNITTEST:
+        command = [sys.executable, "-m", "torchcontinuous", f"--outcomes={report}"]
+        command += [f"--order={order}", *(["-k", select] if select else []), f"test.suites.{name}"]
+    else:
+        command = [sys.executable, "-m", "pytest", "-q", str(HERE / "suites" / f"{name}.py")]
+        command += [f"--junitxml={report}", "-p", "test.suites.order", "-p", "no:cacheprovider"]
+        command += ["--tb=short", "--no-header", "-rN", "--show-capture=no"]
+        command += ["-k", select] if select else []
+        command += ["-p", "torchcontinuous.pytest_plugin"]
+        command += ["--continuous"] if runner == PYTEST else []
     began = time.monotonic()
     subprocess.run(
         command, env=environ, cwd=HERE.parent, timeout=SUITE_TIMEOUT, stdout=sys.stderr, check=False
     )
-    return outcomes(report), time.monotonic() - began
+    seconds = time.monotonic() - began
+    if runner == UNITTEST:
+        noted = Outcomes.read(report).found
+        return {short(test): outcome for test, (outcome, _) in noted.items()}, seconds
+    return outcomes(report), seconds
 
 
-def compare(suite: str, level: str, select: str = "", order: str = "forwards") -> int:
+def compare(
+    suite: str, level: str, select: str = "", order: str = "forwards", runner: str = MIXIN
+) -> int:
     """Run, print what differs from stock, return how much does."""
     stock = json.loads((HERE / "data" / SUITES[suite][1]).read_text())["tests"]
     with tempfile.TemporaryDirectory() as folder:
-        ours, seconds = run(suite, level, Path(folder), select, order)
+        ours, seconds = run(suite, level, Path(folder), select, order, runner)
     expected = {name: stock[name] for name in ours if name in stock} if select else stock
     names = sorted(expected.keys() | ours.keys())
     wrong = [n for n in names if expected.get(n) != ours.get(n)]
     for name in wrong:
         print(f"  {name}: stock {expected.get(name)}, here {ours.get(name)}")
     same = len(names) - len(wrong)
+    how = "" if runner == MIXIN else f" as it stands by {runner}"
     print(
-        f"{suite} at level {level!r}, {order}: {same} of {len(names)} outcomes as stock's, "
+        f"{suite}{how} at level {level!r}, {order}: {same} of {len(names)} outcomes as stock's, "
         f"{seconds:.0f} s"
     )
     sys.stdout.flush()
@@ -102,9 +131,10 @@ def main() -> int:
     parser.add_argument("--isolation", choices=LEVELS, action="append")
     parser.add_argument("--order", type=checked_order, action="append", help=ORDERS)
     parser.add_argument("-k", dest="select", default="", help="pytest's -k: only some tests")
+    parser.add_argument("--runner", choices=(UNITTEST, PYTEST), default=MIXIN)
     arguments = parser.parse_args()
     wrong = sum(
-        compare(suite, level, arguments.select, order)
+        compare(suite, level, arguments.select, order, arguments.runner)
         for suite in arguments.suite or SUITES
         for level in arguments.isolation or LEVELS
         for order in arguments.order or ["forwards"]

@@ -21,7 +21,7 @@ layer  module                              holds
        ``_report``, ``_torch_api``,        variables; reports and verdict; torch's private names
        ``_torch_state``, ``_devices``,     (and those of the state guard); accelerators;
        ``_counts``, ``_order``             totals of a run; orders of tests
-1      ``_messages``                       the wire's dataclasses
+1      ``_messages``, ``_summary``         the wire's dataclasses; outcomes of a run, compared
 2      ``_channel``                        send and receive, with deadlines
 3      ``_context``, ``_output``,          what a fresh interpreter takes over; captured output;
        ``_process_group``,                 a worker's process groups,
@@ -40,9 +40,10 @@ layer  module                              holds
 8      ``_registry``, ``_handles``,        the unittest adapter
        ``_rerun``, ``_leaks``,
        ``testcase``
-9      ``bases``, ``_bisect``              torch's test bases on reused workers; the search for a
-                                           leak's origin
-10     ``__main__``                        ``python -m torchcontinuous``
+9      ``bases``, ``_bisect``,             torch's test bases on reused workers; the search for a
+       ``_adoption``                       leak's origin; classes continuous where they stand
+11     ``_running``                        unittest's command for suites with no edit
+12     ``__main__``, ``pytest_plugin``     ``python -m torchcontinuous``; ``pytest --continuous``
 -      ``migrate``                         the migration codemod: has layers of its own
 ====== =================================== ==================================================
 
