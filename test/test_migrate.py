@@ -1,10 +1,17 @@
 """The migration codemod: files, bad input and modes. What becomes of code: test_migrate_shapes."""
 
+import difflib
+import importlib.util
 import os
+import shutil
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from test.conftest import ROOT
 from torchcontinuous.migrate import __main__ as command
 
 pytest.importorskip("libcst")
@@ -195,3 +202,64 @@ def test_a_base_without_a_module_is_bad(capsys):
     with pytest.raises(SystemExit) as error:
         command.main(["--base", "Foo", "."])
     assert error.value.code == 2
+
+
+#: The parts of torch's folder that hold classes of tests and are read in seconds.
+PARTS = ("_tensor/common_dtensor.py", "_shard/sharded_tensor/__init__.py", "rpc_utils.py")
+
+
+def test_torchs_own_folder(project, capsys):
+    """A copy of it: nothing but parents, their imports and isolation changes, and it imports."""
+    source = Path(importlib.util.find_spec("torch").origin).parent
+    source = source / "testing" / "_internal" / "distributed"
+    before = {}
+    for name in PARTS:
+        target = project / "theirs" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / name, target)
+        before[name] = target.read_text()
+    assert command.main(["--write", "theirs"]) == 1
+    said = capsys.readouterr().out
+    assert "DTensorTestBase: shares workers" in said
+    assert "DTensorContinuousTestBase: cannot be migrated" in said, "its local form changes it"
+    assert "SpawnHelper: needs fresh processes" in said
+    changed = [
+        line
+        for name in PARTS
+        for line in difflib.ndiff(
+            before[name].splitlines(), (project / "theirs" / name).read_text().splitlines()
+        )
+        if line.startswith(("+ ", "- ")) and line[2:].strip()
+    ]
+    expected = ("from torchcontinuous import", "class ", 'isolation = "process"')
+    assert all(line[2:].strip().startswith(expected) for line in changed if line[0] == "+")
+    code = "import runpy, sys\nfor name in sys.argv[1:]: runpy.run_path(f'theirs/{name}')\n"
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "TORCHCONTINUOUS_START_METHOD": "spawn"}
+    run = subprocess.run(
+        [sys.executable, "-c", code, *PARTS],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_long_file(project, capsys, record_property):
+    """20,000 lines; how long it took is reported."""
+    body = "".join(
+        f"\n    def test_{number}(self):\n        self.assertEqual(self.rank, {number})\n"
+        "        self.assertTrue(self.world_size)\n        del self.x\n"
+        for number in range(4000)
+    )
+    text = STOCK.replace("        pass\n", "        pass\n" + body)
+    assert text.count("\n") > 20_000
+    (project / "test_it.py").write_text(text)
+    started = time.monotonic()
+    assert command.main(["--write", "."]) == 0
+    record_property("seconds", time.monotonic() - started)
+    print(f"{time.monotonic() - started:.1f} s")
+    assert (project / "test_it.py").read_text() == OURS.replace(
+        "        pass\n", "        pass\n" + body
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import libcst as cst
 
-from torchcontinuous.migrate._module import ClassDef, Module, dotted
+from torchcontinuous.migrate._module import STATEMENTS, ClassDef, Module, dotted
 
 
 class ImpossibleError(Exception):
@@ -68,7 +68,8 @@ def edited(module: Module, edits: Mapping[ClassDef, ClassEdit], kept: set[str]) 
         found.node: _Class(edit, {r: imports.spell(r) for r in _references(edit)})
         for found, edit in edits.items()
     }
-    text = module.tree.visit(_Edit(classes, imports.changes())).code
+    in_functions = any("<locals>" in found.name for found in edits)
+    text = module.tree.visit(_Edit(classes, imports.changes(), in_functions)).code
     try:
         compile(text, str(module.path), "exec", dont_inherit=True, flags=ast.PyCF_ONLY_AST)
     except SyntaxError as error:
@@ -348,10 +349,10 @@ class _LineOf(cst.CSTVisitor):
         self._node = node
         self.line: cst.SimpleStatementLine | None = None
 
-    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> bool:
-        if any(part is self._node for part in node.body):
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.SimpleStatementLine) and any(n is self._node for n in node.body):
             self.line = node
-        return False
+        return isinstance(node, STATEMENTS) and not isinstance(node, cst.FunctionDef)
 
 
 def _on_lines(tree: cst.Module) -> list[cst.CSTNode]:
@@ -365,9 +366,10 @@ class _ImportLines(cst.CSTVisitor):
     def __init__(self) -> None:
         self.found: list[cst.CSTNode] = []
 
-    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> bool:
-        self.found += [n for n in node.body if isinstance(n, (cst.Import, cst.ImportFrom))]
-        return False
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.SimpleStatementLine):
+            self.found += [n for n in node.body if isinstance(n, (cst.Import, cst.ImportFrom))]
+        return isinstance(node, STATEMENTS) and not isinstance(node, cst.FunctionDef)
 
 
 class _SmallStatements(cst.CSTVisitor):
@@ -395,10 +397,21 @@ class _Class:
 
 
 class _Edit(cst.CSTTransformer):
-    def __init__(self, classes: Mapping[cst.ClassDef, _Class], imports: _ImportChanges) -> None:
+    def __init__(
+        self,
+        classes: Mapping[cst.ClassDef, _Class],
+        imports: _ImportChanges,
+        in_functions: bool,
+    ) -> None:
         super().__init__()
         self._classes = classes
         self._imports = imports
+        self._in_functions = in_functions
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.FunctionDef):
+            return self._in_functions
+        return isinstance(node, STATEMENTS)
 
     # Imports
 

@@ -4,6 +4,7 @@ running it (``--verify``) has to confirm."""
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -153,10 +154,12 @@ class _Judge:
             signs = list(self._reached(name))
             (of_tests[name] if name in of_tests else _ours(name, of_class)).extend(signs)
         for sign, tests in self._return_codes():
-            for test in tests:
-                of_tests.setdefault(test, []).append(sign)
-            if not tests:
-                of_class.append(sign)
+            own = [test for test in tests if test in of_tests]
+            for test in own:
+                of_tests[test].append(sign)
+            if not own:
+                # Of tests that are defined elsewhere, it is enough that they declared it.
+                of_class.append(dataclasses.replace(sign, level="none") if tests else sign)
         shared = _shared_by_all(of_tests)
         return Judgement(
             tuple(dict.fromkeys([*of_class, *shared])),
@@ -201,6 +204,8 @@ class _Judge:
                 yield self._sign(self._class.methods[name], reason, level)
 
     def _return_codes(self) -> Iterator[tuple[Sign, list[str]]]:
+        if not self._module.words.intersection(_RETURN_CODES):
+            return
         for method in self._class.methods.values():
             for node in ast.walk(method):
                 if not (isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call))):

@@ -98,28 +98,41 @@ class Module:
             raise BadInputError(path, "nested too deeply to be parsed") from error
         if tree.code != text.text:
             raise BadInputError(path, "its formatting would not be kept: not changed")
-        self.wrapper = MetadataWrapper(tree, unsafe_skip_copy=True)
-        self.tree = self.wrapper.module
+        self.tree = tree
+
+    @functools.cached_property
+    def _outline(self) -> MetadataWrapper:
+        """The tree without what is in functions: the bodies of tests are most of a file, and what
+        they mean is of no interest. What is left is the same nodes."""
+        without = _WithoutBodies(self._has_local_classes)
+        return MetadataWrapper(self.tree.visit(without), unsafe_skip_copy=True)
+
+    @functools.cached_property
+    def _codes(self) -> list[tuple[str, ast.ClassDef]]:
+        return list(_class_codes(self.code, ""))
+
+    @property
+    def _has_local_classes(self) -> bool:
+        return any("<locals>" in name for name, _ in self._codes)
 
     @functools.cached_property
     def _scopes(self) -> Any:
-        return self.wrapper.resolve(ScopeProvider)
+        return self._outline.resolve(ScopeProvider)
 
     @property
     def scope(self) -> Scope:
         """The module's own scope."""
-        scope: Scope = self._scopes[self.tree]
+        scope: Scope = self._scopes[self._outline.module]
         return scope
 
     @functools.cached_property
     def classes(self) -> list[ClassDef]:
         """All classes, in the order of the file."""
-        collector = _Classes()
-        self.tree.visit(collector)
-        codes = list(_class_codes(self.code, ""))
+        nodes = _classes_in(self.tree, self._has_local_classes)
+        outlined = _classes_in(self._outline.module, self._has_local_classes)
         return [
-            ClassDef(self, name, node, code, self._scopes[node])
-            for node, (name, code) in zip(collector.found, codes, strict=True)
+            ClassDef(self, name, node, code, self._scopes[outline])
+            for node, outline, (name, code) in zip(nodes, outlined, self._codes, strict=True)
         ]
 
     def class_named(self, name: str) -> list[ClassDef]:
@@ -129,7 +142,7 @@ class Module:
     def aliases(self) -> dict[str, list[cst.BaseExpression]]:
         """What module-level names are assigned, simple assignments only."""
         collector = _Aliases()
-        self.tree.visit(collector)
+        self._outline.module.visit(collector)
         return collector.found
 
     @functools.cached_property
@@ -200,12 +213,54 @@ def _parsed(path: Path, text: str) -> ast.Module:
         raise BadInputError(path, f"cannot be parsed: {error}") from error
 
 
-class _Classes(cst.CSTVisitor):
-    def __init__(self) -> None:
-        self.found: list[cst.ClassDef] = []
+#: What statements can be in: to go further down takes most of the time of a visit.
+STATEMENTS = (
+    cst.Module,
+    cst.BaseSuite,
+    cst.BaseCompoundStatement,
+    cst.Else,
+    cst.Finally,
+    cst.ExceptHandler,
+    cst.ExceptStarHandler,
+    cst.MatchCase,
+)
 
-    def visit_ClassDef(self, node: cst.ClassDef) -> None:
-        self.found.append(node)
+
+def _classes_in(tree: cst.CSTNode, in_functions: bool) -> list[cst.ClassDef]:
+    collector = _Classes(in_functions)
+    tree.visit(collector)
+    return collector.found
+
+
+class _Classes(cst.CSTVisitor):
+    def __init__(self, in_functions: bool) -> None:
+        self.found: list[cst.ClassDef] = []
+        self._in_functions = in_functions
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.ClassDef):
+            self.found.append(node)
+        if isinstance(node, cst.FunctionDef):
+            return self._in_functions
+        return isinstance(node, STATEMENTS)
+
+
+class _WithoutBodies(cst.CSTTransformer):
+    def __init__(self, in_functions: bool) -> None:
+        super().__init__()
+        self._in_functions = in_functions
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return not isinstance(node, cst.FunctionDef) and isinstance(node, STATEMENTS)
+
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef:
+        if self._in_functions and _classes_in(original_node, True):
+            return updated_node
+        return cst.FunctionDef(
+            original_node.name, cst.Parameters(), cst.SimpleStatementSuite([cst.Pass()])
+        )
 
 
 class _Aliases(cst.CSTVisitor):

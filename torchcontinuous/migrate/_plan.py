@@ -25,6 +25,13 @@ from torchcontinuous.migrate._table import OURS, Stock
 #: Names that mean something to torchcontinuous on any test class.
 _TAKEN = ("isolation", "guard", "compile_cache_per_rank")
 
+#: How torch's own continuous class goes about it: ours goes about it otherwise.
+_WORKINGS = frozenset(
+    {"_ensure_processes_spawned", "_processes_spawned", "_spawn_processes", "_worker_loop"}
+    | {"_run_test_given_id", "_worker_run_main_wait", "_get_world_size"}
+    | {"poison_pill", "task_queues", "completion_queues"}
+)
+
 _FUNCTION = "<locals>"
 
 
@@ -169,19 +176,27 @@ class Migration:
             method = found.methods.get(name)
             if method is not None and not _calls_super(method, name):
                 yield sign(f"it starts processes its own way ({name})", method.lineno)
-        method = found.methods.get("_spawn_processes")
-        if method is not None and not (
-            _calls_super(method, "_spawn_processes") or _calls_self(method, "_start_processes")
-        ):
-            yield sign("it starts processes its own way (_spawn_processes)", method.lineno)
-        if any(
-            stock.world_size for root in self._roots[found] for stock in self._stock(root).values()
-        ):
+        if _starts_nothing(found) is False:
+            line = found.methods["_spawn_processes"].lineno
+            yield sign("it starts processes its own way (_spawn_processes)", line)
+        yield from self._class_style_refusals(found)
+
+    def _class_style_refusals(self, found: ClassDef) -> Iterator[Sign]:
+        path = found.module.path
+        stocks = [stock for root in self._roots[found] for stock in self._stock(root).values()]
+        if any(stock.style == "class" for stock in stocks):
+            for node in ast.walk(found.code):
+                name = getattr(node, "attr", None) or getattr(node, "name", None)
+                if name in _WORKINGS and isinstance(node, (ast.expr, ast.stmt)):
+                    text = f"it changes how torch's own continuous class works ({name})"
+                    yield Sign(path, node.lineno, text)
+                    break
+        if any(stock.world_size for stock in stocks):
             for node in ast.walk(found.module.code):
                 if isinstance(node, ast.Attribute) and node.attr == "run_rank":
                     text = "the file starts its ranks itself (run_rank): use run_tests()"
-                    yield sign(text, node.lineno)
-                    return
+                    yield Sign(path, node.lineno, text)
+                    break
 
     # How each is changed
 
@@ -257,12 +272,17 @@ class Migration:
             found
             for found in self._tests
             if root in self._roots[found]
-            and any(one.tests for one in self._project.ancestry(found))
+            and (
+                any(one.tests for one in self._project.ancestry(found))
+                or _starts_nothing(found) is not None
+            )
         ]
         return all(self._spawns(found) for found in with_tests)
 
     def _spawns(self, found: ClassDef) -> bool:
         ancestry = self._project.ancestry(found)
+        if any(_starts_nothing(one) for one in ancestry):
+            return False
         for one in ancestry:
             method = one.methods.get("setUp")
             if method is not None:
@@ -384,6 +404,17 @@ class Reversal:
             for other in self._project.ancestry(one)
             for method in other.methods.values()
         )
+
+
+def _starts_nothing(found: ClassDef) -> bool | None:
+    """Whether a _spawn_processes of a class's own leaves it to run without processes, or starts
+    its own; None if it has none, or one that comes down to stock's."""
+    method = found.methods.get("_spawn_processes")
+    if method is None or _calls_super(method, "_spawn_processes"):
+        return None
+    if _calls_self(method, "_start_processes"):
+        return None
+    return not any(isinstance(node, ast.Call) for node in ast.walk(method))
 
 
 def _calls(function: ast.AST) -> Iterator[ast.Attribute]:
