@@ -170,7 +170,7 @@ class Migration:
         if _FUNCTION in found.name:
             yield sign("it is defined in a function, where workers cannot find it")
         for name in _TAKEN:
-            if name in found.bound:
+            if name in found.bound and not _is_meant(found, name):
                 yield sign(f"it has a name of torchcontinuous's for something else: {name}")
         for name in ("_start_processes", "_fork_processes"):
             method = found.methods.get(name)
@@ -218,6 +218,7 @@ class Migration:
         level = self._own_level(found)
         if level != "none" and level != self._inherited_level(found):
             edit.attributes["isolation"] = f'"{level}"'
+            edit.removed.update({"isolation"} & found.bound)
         for name, wanted in self._judgements[found].test_levels.items():
             above = strictest([level, self._inherited_level(found)])
             is_higher = strictest([wanted, above]) != above
@@ -404,6 +405,18 @@ class Reversal:
             for other in self._project.ancestry(one)
             for method in other.methods.values()
         )
+
+
+def _is_meant(found: ClassDef, name: str) -> bool:
+    """Whether an attribute with a name of torchcontinuous's has a value of the kind it is for."""
+    for node in found.code.body:
+        is_it = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+        if isinstance(node, ast.Assign) and is_it:
+            value = getattr(node.value, "value", None)
+            if name == "isolation":
+                return value in _judge.LEVELS
+            return isinstance(value, bool) or (name == "guard" and isinstance(node.value, ast.Dict))
+    return False
 
 
 def _starts_nothing(found: ClassDef) -> bool | None:

@@ -10,11 +10,11 @@ import sys
 import time
 import unittest
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcontinuous._order import checked_order, ordered
+from torchcontinuous._order import checked_order, ordered_by_class
 from torchcontinuous.errors import StateLeakWarning
 
 #: What a leak warning says where a test failed in used workers and passed in fresh ones.
@@ -130,18 +130,10 @@ def _flat(suite: Any) -> Iterator[Any]:
             yield test
 
 
-def _in_order(tests: Sequence[Any], order: str, key: Any) -> list[Any]:
-    """Classes stay together, as both runners keep them."""
-    classes: dict[Any, list[Any]] = {}
-    for test in tests:
-        classes.setdefault(key(test), []).append(test)
-    return [test for cls in ordered(list(classes), order) for test in ordered(classes[cls], order)]
-
-
 def run_unittest(module: str, order: str, notes: Notes) -> None:
     """As ``python -m unittest`` does."""
     suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
-    tests = _in_order(list(_flat(suite)), order, type)
+    tests = ordered_by_class(_flat(suite), order, type)
     notes.planned(len(tests))
     _Result.notes = notes
     show = warnings.showwarning
@@ -165,7 +157,7 @@ class _Plugin:
         self._reports: list[Any] = []
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = _in_order(items, self._order, lambda item: getattr(item, "cls", None))
+        items[:] = ordered_by_class(items, self._order, lambda item: getattr(item, "cls", None))
         self._notes.planned(len(items))
 
     def pytest_warning_recorded(self, warning_message: Any) -> None:
