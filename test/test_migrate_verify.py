@@ -136,13 +136,15 @@ def test_a_leak_raises_though_the_outcome_is_equal(project):
     assert [row.levels for row in rows] == [["none"], ["process"]]
 
 
-def test_what_differs_at_every_level_stays_on_stock_with_all_that_share_its_base(project):
+def test_what_differs_at_every_level_stays_on_stock_and_its_siblings_get_the_mixin(project):
     project.outcomes["TestA.test_one"] = lambda arm, order, isolated: (
         "failed" if arm == OURS else "passed"
     )
     rows = project.verification().verify()
-    assert project.texts == {}
-    assert [(row.after, row.levels) for row in rows] == [(None, ["stock"])] * 2
+    assert list(project.texts) == [project.paths[2]]
+    assert "class TestB(ContinuousMixin, Base):" in project.texts[project.paths[2]]
+    assert [row.levels for row in rows] == [["stock"], ["none"]]
+    assert rows[0].after is None
     assert "TestA stays on stock" in rows[0].notes[0]
     assert ("test_a.py", STOCK, "shuffle:0") in project.ran, "once more before it is given up"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -131,21 +132,22 @@ class Migration:
         }
 
     def _refusals(self) -> dict[ClassDef, list[Sign]]:
-        """Why classes cannot be migrated; one that cannot takes all with it that share its root."""
-        refusals = {found: list(self._own_refusals(found)) for found in self._tests}
-        changed = True
-        while changed:
-            changed = False
-            for found in self._tests:
-                for root in self._roots[found]:
-                    for one, other in ((found, root), (root, found)):
-                        if refusals[one] and not refusals[other]:
-                            why = refusals[one][0]
-                            text = why.text
-                            if not text.startswith("it shares"):
-                                text = f"it shares its base with {one.name}: {text}"
-                            refusals[other] = [Sign(why.path, why.line, text)]
-                            changed = True
+        """Why classes are not migrated: for reasons of their own, and with them what they derive
+        from and what derives from them. Their siblings get the mixin each, where there is one."""
+        own = {found: list(self._own_refusals(found)) for found in self._tests}
+        refusals = {found: list(signs) for found, signs in own.items()}
+        for found in self._tests:
+            for one in self._project.ancestry(found)[1:]:
+                if own.get(one) and not refusals[found]:
+                    refusals[found] = [_because(own[one][0], "derives from", one)]
+                if own[found] and one in refusals:
+                    why = f"{found.name} derives from it, and cannot be migrated"
+                    refusals[one] = refusals[one] or [dataclasses.replace(own[found][0], text=why)]
+        for found in self._tests:
+            for root in self._roots[found]:
+                has_mixin = all(stock.style == "stock" for stock in self._stock(root).values())
+                if refusals[root] and not refusals[found] and not has_mixin:
+                    refusals[found] = [_because(refusals[root][0], "derives from", root)]
         return refusals
 
     def _own_refusals(self, found: ClassDef) -> Iterator[Sign]:
@@ -215,12 +217,16 @@ class Migration:
                 edit.replaced[position] = Reference(OURS, stock.replacement)
             if stock.world_size is not None and not self._says(found, "world_size"):
                 edit.attributes["world_size"] = str(stock.world_size)
-        level = self._own_level(found)
-        if level != "none" and level != self._inherited_level(found):
+        parent = self._parent_on_stock(found, refusals)
+        if parent is not None:
+            edit.mixin = (parent, Reference(OURS, _table.MIXIN))
+        level = self._own_level(found, refusals)
+        inherited = self._inherited_level(found, refusals)
+        if level not in ("none", inherited, _level_said(found)):
             edit.attributes["isolation"] = f'"{level}"'
             edit.removed.update({"isolation"} & found.bound)
         for name, wanted in self._judgements[found].test_levels.items():
-            above = strictest([level, self._inherited_level(found)])
+            above = strictest([level, inherited])
             is_higher = strictest([wanted, above]) != above
             if is_higher and name in found.methods and not isolated_decorators(found, name):
                 edit.decorated[name] = wanted
@@ -240,26 +246,44 @@ class Migration:
         parents = [one for one in self._project.parents(found) if self._project.is_test(one)]
         return bool(ours or others or parents)
 
-    def _own_level(self, found: ClassDef) -> str:
+    def _parent_on_stock(
+        self, found: ClassDef, refusals: Mapping[ClassDef, list[Sign]]
+    ) -> int | None:
+        """The position of a base of the project's that stays on stock, if none of the others
+        brings the mixin: then this class has to."""
+        position = None
+        for number, targets in enumerate(self._project.targets(found)):
+            for target in targets:
+                if isinstance(target, Ours) or (isinstance(target, Stock) and target.replacement):
+                    return None
+                if isinstance(target, ClassDef) and self._roots.get(target):
+                    if not refusals[target]:
+                        return None
+                    position = number if position is None else position
+        return position
+
+    def _own_level(self, found: ClassDef, refusals: Mapping[ClassDef, list[Sign]]) -> str:
+        """The level that a class has to say itself: also for what it has of classes on stock."""
         raised = self._levels.get((found.module.path, found.name), "none")
         own = self._judgements[found].level
         if any(stock.rpc for stock in self._stock(found).values()):
             own = "none"  # What replaces it is at that level.
-        return strictest([own, raised])
+        above = []
+        for one in self._lineage(found)[1:] if not refusals[found] else ():
+            if refusals[one]:
+                judgement = self._judgements[one]
+                above += [judgement.level, *judgement.test_levels.values()]
+        return strictest([own, raised, *above])
 
-    def _inherited_level(self, found: ClassDef) -> str:
-        levels = [
-            self._own_level(one)
-            for one in self._project.ancestry(found)[1:]
-            if one in self._judgements
-        ]
-        stocks = [
-            s
-            for one in self._project.ancestry(found)
-            if one in self._judgements
-            for s in self._stock(one).values()
-        ]
-        return strictest([*levels, *("process" for stock in stocks if stock.rpc)])
+    def _inherited_level(self, found: ClassDef, refusals: Mapping[ClassDef, list[Sign]]) -> str:
+        lineage = self._lineage(found)
+        levels = [self._own_level(one, refusals) for one in lineage[1:] if not refusals[one]]
+        rpc = any(stock.rpc for one in lineage for stock in self._stock(one).values())
+        return strictest([*levels, "process" if rpc else "none"])
+
+    def _lineage(self, found: ClassDef) -> list[ClassDef]:
+        """A class and those that it derives from, as far as they are looked at here."""
+        return [one for one in self._project.ancestry(found) if one in self._judgements]
 
     def _says(self, found: ClassDef, name: str) -> bool:
         return any(name in one.bound for one in self._project.ancestry(found))
@@ -302,9 +326,10 @@ class Migration:
 
     def _verdict(self, found: ClassDef, refusals: Mapping[ClassDef, list[Sign]]) -> Verdict:
         judgement = self._judgements[found]
-        lineage = [one for one in self._project.ancestry(found) if one in self._judgements]
-        signs = [sign for one in lineage for sign in self._judgements[one].signs]
-        level: str | None = strictest([self._own_level(found), self._inherited_level(found)])
+        signs = [sign for one in self._lineage(found) for sign in self._judgements[one].signs]
+        level: str | None = strictest(
+            [self._own_level(found, refusals), self._inherited_level(found, refusals)]
+        )
         if refusals[found]:
             level = None
         signs = list(dict.fromkeys(signs))
@@ -405,6 +430,21 @@ class Reversal:
             for other in self._project.ancestry(one)
             for method in other.methods.values()
         )
+
+
+def _because(sign: Sign, how: str, other: ClassDef) -> Sign:
+    if sign.text.startswith("it derives from"):
+        return sign
+    return dataclasses.replace(sign, text=f"it {how} {other.name}: {sign.text}")
+
+
+def _level_said(found: ClassDef) -> str | None:
+    """The isolation level that a class says already."""
+    for node in found.code.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "isolation":
+            value = getattr(node.value, "value", None)
+            return value if isinstance(value, str) else None
+    return None
 
 
 def _is_meant(found: ClassDef, name: str) -> bool:
