@@ -163,13 +163,29 @@ def test_links(project, capsys):
     assert (project / "test_it.py").read_text() == OURS
 
 
-def test_an_unreadable_file(project, capsys, monkeypatch):
-    (project / "test_it.py").mkdir()
+def test_a_file_that_is_not_there(project, capsys):
     (project / "gone.py").symlink_to("nowhere.py")
     assert command.main(["--write", "."]) == 2
     assert "gone.py: cannot be read: No such file" in capsys.readouterr().err
     assert command.main(["missing"]) == 2
     assert "missing: no such file or folder" in capsys.readouterr().err
+
+
+def test_a_file_without_permission(project, capsys, monkeypatch):
+    """Root may read all: what the system says to others is made up."""
+    (project / "test_it.py").write_text(STOCK)
+    (project / "secret.py").write_text(STOCK)
+    read = Path.read_bytes
+
+    def refuses(path):
+        if path.name == "secret.py":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuses)
+    assert command.main(["--write", "."]) == 2
+    assert capsys.readouterr().err == "secret.py: cannot be read: Permission denied\n"
+    assert (project / "test_it.py").read_text() == OURS
 
 
 def test_all_files_are_written_or_none(project, capsys, monkeypatch):

@@ -118,6 +118,7 @@ UNIMPORTABLE = {
     "given_base": "another package",
     "writes": "another module",
     "torchcomms": "needs torchcomms",
+    "checkout_of_torch": "no whole torch",
     "old_continuous": "another release of torch",
     "old_continuous_run_rank": "another release of torch",
     "dist_backend": "needs a backend in the environment",

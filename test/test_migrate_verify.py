@@ -1,5 +1,6 @@
 """Verification of a migration: what is run and compared, what follows, interrupts, the report."""
 
+import io
 import json
 import os
 import signal
@@ -292,6 +293,25 @@ def test_report(project):
     assert "a \\| b" in _report.table(rows)
     _report.write(Path("out.json"), rows)
     assert json.loads(Path("out.json").read_text())["total"]["saved_seconds"] == 96.0
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress(monkeypatch):
+    """Written over on a terminal; a line a run elsewhere."""
+    for out, expected in (
+        (Terminal(), "\rtest_a.py: 3/9 tests; 0 s elapsed, about 1 min 5 s left"),
+        (io.StringIO(), ""),
+    ):
+        monkeypatch.setattr(sys, "stdout", out)
+        progress = _report.Progress()
+        progress.running("test_a.py", 3, 9, 65.0)
+        assert out.getvalue() == expected
+        progress.ended("test_a.py: 9 passed")
+        assert out.getvalue().removeprefix(expected).strip() == "test_a.py: 9 passed"
 
 
 # The process that runs a file

@@ -455,7 +455,9 @@ def _is_meant(found: ClassDef, name: str) -> bool:
             value = getattr(node.value, "value", None)
             if name == "isolation":
                 return value in _judge.LEVELS
-            return isinstance(value, bool) or (name == "guard" and isinstance(node.value, ast.Dict))
+            return isinstance(value, bool) or (
+                name == "guard" and isinstance(node.value, (ast.Dict, ast.Call, ast.Name))
+            )
     return False
 
 

@@ -31,6 +31,9 @@ class Unclear:
     reason: str
 
 
+#: The package whose classes are in the table, and not looked into.
+_TORCH = "torch"
+
 Target = ClassDef | Stock | Ours | Unclear
 
 
@@ -150,6 +153,9 @@ class Project:
         if name.split(".")[0] == OURS:
             return [Ours(name.rpartition(".")[2])]
         stock = self._table.find(name)
+        if stock is not None or name.startswith(f"{_TORCH}."):
+            # Also in a checkout of torch's.
+            return [stock] if stock is not None else []
         parts = name.split(".")
         leading = len(name) - len(name.lstrip("."))
         if leading:
@@ -158,14 +164,12 @@ class Project:
             path = find_module(importer, ".".join(parts[:end]))
             if path is None:
                 continue
-            if stock is not None and not _is_package_name(path, ".".join(parts[:end])):
-                break
             module = self.module(path)
             if module is None:
                 return []
             self._used_from.setdefault(path, set()).add(parts[end])
             return self._member(module, ".".join(parts[end:]))
-        return [stock] if stock is not None else []
+        return []
 
     def _member(self, module: Module, name: str) -> list[Target]:
         """What a name is in another module, however it came there."""
@@ -290,6 +294,7 @@ class Project:
         return [
             found
             for module in sorted(self.modules, key=lambda module: module.path)
+            if not f"{module_name(module.path)}.".startswith(f"{_TORCH}.testing.")
             for found in module.classes
             if self.is_test(found)
         ]
@@ -399,7 +404,3 @@ def _module_in(folder: Path, parts: Sequence[str]) -> Path | None:
         if candidate.is_file():
             return candidate.resolve()
     return None
-
-
-def _is_package_name(path: Path, name: str) -> bool:
-    return module_name(path) == name
