@@ -201,7 +201,7 @@ def session(project, monkeypatch):
         session = Session(project.paths, Table(), "unittest", 0, 60, resume)
 
         def run(path, arm, order):
-            project.texts = {p: p.read_text() for p in project.paths}
+            project.texts = {p: p.read_text() for p in project.paths[:3]}
             made = project.run(path, arm, order)
             session.note(path, arm, order, made)
             return made
@@ -266,6 +266,15 @@ def test_a_file_that_was_edited_meanwhile_is_not_overwritten(project, session):
     project.paths[1].write_text("# mine\n")
     with pytest.raises(BadInputError, match="changed since"):
         session(resume=True)
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_rest_goes_on(project, session):
+    latin = project.folder / "latin.py"
+    latin.write_bytes(b"# \xe9\n")
+    project.paths.append(latin)
+    made = session()
+    assert [error.path for error in made.bad] == [latin]
+    assert made.verify()
 
 
 def test_resuming_without_a_state_or_a_whole_one_is_bad_input(project):
@@ -370,6 +379,27 @@ def test_what_becomes_of_each_test_is_noted(tmp_path, runner, order):
     assert run.cases["TestIt.test_c"].text == "why"
     assert run.cases["TestIt.test_a"].classes == ((file, "TestIt"),)
     assert run.problem is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("time.sleep(600)", "given up after 2 s"),
+        ("os._exit(3)", "its process ended early, with exit code 3"),
+    ],
+)
+def test_a_run_that_does_not_end(project, monkeypatch, capfd, statement, problem):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    file = project.folder / "test_late.py"
+    text = PLAIN.replace('self.fail("no")', statement)
+    file.write_text(f"import os, time\nprint('said')\n{text}")
+    session = Session([file], Table(), "unittest", 0, 2.0, resume=False)
+    run = session._run(file, STOCK, "forwards")
+    assert run.problem == problem
+    assert list(run.cases) == ["TestIt.test_a"], "what had ended is known"
+    told = capfd.readouterr()
+    assert problem in told.out
+    assert "    said\n" in told.err, "the end of what it wrote is shown"
 
 
 # All of it

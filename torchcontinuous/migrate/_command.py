@@ -36,8 +36,7 @@ def run(given: argparse.Namespace) -> int:
         return _verify(given, paths, bad, table)
     project = Project(paths, table)
     plan = Reversal(project).plan() if given.revert else Migration(project).plan()
-    for error in [*bad, *plan.bad]:
-        print(f"{error}", file=sys.stderr)
+    _tell([*bad, *plan.bad])
     is_bad = bool(bad or plan.bad)
     if not given.write:
         for path, text in sorted(plan.texts.items()):
@@ -65,8 +64,8 @@ def _verify(
         print(f"{error}", file=sys.stderr)
         return MISUSED
     verification = session.verification
-    for problem in [*bad, *verification.plan.bad]:
-        print(f"{problem}", file=sys.stderr)
+    bad = [*bad, *session.bad, *verification.plan.bad]
+    _tell(bad)
     try:
         rows = session.verify()
     except KeyboardInterrupt:
@@ -79,9 +78,15 @@ def _verify(
     for path in given.report:
         _report.write(path, rows)
     print(_summary(plan, True))
-    if bad or plan.bad:
+    if bad:
         return MISUSED
     return FOUND if any(verdict.level is None for verdict in plan.verdicts) else DONE
+
+
+def _tell(bad: Iterable[BadInputError]) -> None:
+    """A line each, once."""
+    for line in dict.fromkeys(map(str, bad)):
+        print(line, file=sys.stderr)
 
 
 def write(texts: dict[Path, str]) -> bool:

@@ -77,8 +77,8 @@ class _Result(unittest.TextTestResult):
 
     def stopTest(self, test: Any) -> None:
         super().stopTest(test)
-        outcome, text = self._outcome or ("passed", "")
-        self.notes.end(_name(test), type(test), outcome, text)
+        if self._outcome is not None:  # Not if it was interrupted.
+            self.notes.end(_name(test), type(test), *self._outcome)
 
     def _note(self, test: Any, outcome: str, text: str = "") -> None:
         if isinstance(test, unittest.TestCase):
@@ -86,6 +86,10 @@ class _Result(unittest.TextTestResult):
         else:  # setUpModule, setUpClass: it stands for the tests that do not run.
             self.notes.start()
             self.notes.end(str(test), None, outcome, text)
+
+    def addSuccess(self, test: Any) -> None:
+        super().addSuccess(test)
+        self._note(test, "passed")
 
     def addError(self, test: Any, err: Any) -> None:
         super().addError(test, err)
@@ -217,6 +221,8 @@ def main() -> None:
             run_unittest(given.module, given.order, notes)
     except unittest.SkipTest as error:  # The whole module.
         notes.write(id="(module)", classes=[], outcome="skipped", text=str(error), seconds=0)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BaseException as error:
         import traceback
 

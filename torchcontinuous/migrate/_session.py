@@ -113,6 +113,9 @@ def _case(fields: Mapping[str, Any]) -> Case:
 class Session:
     """Verifies files in place.
 
+    Attributes:
+        bad: files that cannot be read.
+
     Args:
         runner: ``"unittest"`` or ``"pytest"``.
         timeout: seconds that one run of a file may take.
@@ -128,6 +131,7 @@ class Session:
         resume: bool,
     ) -> None:
         self._runner, self._timeout = runner, timeout
+        self.bad: list[BadInputError] = []
         self._state = State.load() if resume else self._new(paths)
         self._progress = Progress()
         self._check_unchanged()
@@ -151,9 +155,11 @@ class Session:
             )
         originals = {}
         for path in paths:
-            with contextlib.suppress(BadInputError):  # Told by whoever plans.
+            try:
                 text = _files.read(path)
                 originals[path] = text.encode(text.text)
+            except BadInputError as error:
+                self.bad.append(error)
         return State(originals, {}, {}, {}, {})
 
     def _check_unchanged(self) -> None:
@@ -301,7 +307,7 @@ def read_notes(path: Path, code: int | None, late: str | None) -> FileRun:
     lines = [json.loads(line) for line in _whole_lines(path)]
     cases = {line["id"]: _case(line) for line in lines if "id" in line}
     ended = next((line["ended"] for line in lines if "ended" in line), None)
-    if ended is None:
+    if ended is None or late:
         how = late or f"its process ended early, with exit code {code}"
         return FileRun(cases, sum(case.seconds for case in cases.values()), how)
     return FileRun(cases, ended)
