@@ -57,11 +57,12 @@ class Case:
 
 @dataclass
 class Run:
-    """A suite that was run."""
+    """A suite that was run; its cases by test, and by class and test."""
 
     code: int
     output: str
     cases: dict[str, Case] = field(default_factory=dict)
+    by_class: dict[tuple[str, str], Case] = field(default_factory=dict)
 
     def outcomes(self):
         return {name: case.outcome for name, case in self.cases.items()}
@@ -136,7 +137,9 @@ class Suites:
         run = self.python("-m", "pytest", *options, *arguments, **environ)
         if report.exists():
             for element in ElementTree.parse(report).iter("testcase"):
-                run.cases[str(element.get("name"))] = _case(element)
+                name, cls = str(element.get("name")), str(element.get("classname"))
+                case = run.by_class[cls.rpartition(".")[2], name] = _case(element)
+                run.cases[name] = case
         return run
 
     def assert_nothing_left(self, within=2.0):

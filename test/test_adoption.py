@@ -1,11 +1,14 @@
 """Classes that are given another parent where they stand."""
 
+import contextlib
 import sys
 import types
 
 import pytest
 
 from torchcontinuous import ConfigurationError, ContinuousMixin, _adoption
+
+MIXIN = _adoption._AdoptedMixin
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def copy(monkeypatch):
             super().__init_subclass__(**keywords)
             made.append((cls.__name__, tag))
 
-    monkeypatch.setitem(_adoption._adopted, Copy, (ContinuousMixin, Copy))
+    monkeypatch.setitem(_adoption._adopted, Copy, (MIXIN, Copy))
     Copy.made = made
     return Copy
 
@@ -44,13 +47,30 @@ def test_classes_made_before_and_after(copy):
 
     class Edited(ContinuousMixin, copy): ...
 
-    assert Before.__bases__ == (Helper, ContinuousMixin, copy)
+    class EditedToo(ContinuousMixin, After): ...
+
+    assert Before.__bases__ == (Helper, MIXIN, copy)
     assert Derived.__bases__ == (Before,)
-    assert After.__bases__ == (ContinuousMixin, copy)
+    assert After.__bases__ == (MIXIN, copy)
     assert Edited.__bases__ == (ContinuousMixin, copy)
-    assert Both.__mro__.index(ContinuousMixin) < Both.__mro__.index(copy)
-    assert copy.made[2:] == [("After", "kept"), ("Both", None), ("Edited", None)]
-    assert all(map(_adoption.is_adopted, (Before, Derived, After, Both, Edited)))
+    assert EditedToo.__bases__ == (After,)
+    assert Both.__mro__.index(MIXIN) < Both.__mro__.index(copy)
+    made = [("After", "kept"), ("Both", None), ("Edited", None), ("EditedToo", None)]
+    assert copy.made[2:] == made
+    classes = (Before, Derived, After, Both, Edited, EditedToo)
+    assert all(map(_adoption.is_adopted, classes))
+
+
+def test_the_mixin_of_adopted_classes_has_a_super_of_its_own():
+    class Base:
+        def subTest(self, *arguments, **keywords):
+            return contextlib.nullcontext()
+
+    class Test(MIXIN, Base):
+        rank = MAIN_PROCESS_RANK = -1
+
+    with Test().subTest("of a decorated function"):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ WITHIN = {
     ("_processes", "_nursery"), ("_launcher", "_nursery"), ("_launcher", "_processes"),
     ("_pool", "_generation"),
     ("testcase", "_rerun"), ("testcase", "_handles"), ("testcase", "_registry"),
-    ("testcase", "_leaks"), ("_registry", "_leaks"),
+    ("testcase", "_leaks"), ("_registry", "_leaks"), ("_adoption", "bases"),
 }  # fmt: skip
 
 

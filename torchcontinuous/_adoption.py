@@ -12,11 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchcontinuous import _registry, _torch_api
+from torchcontinuous.bases import cloned
 from torchcontinuous.errors import ConfigurationError, MissingTorchNameError
 from torchcontinuous.testcase import ContinuousMixin, MultiProcContinuousTest
 
 #: What a project's own copy of stock's class has to have for the mixin to take its place.
 _NEEDED = ("_start_processes", "_join_processes", "_run", "run_test")
+
+#: The mixin for classes that are adopted: a class of its own, so that one which a suite has edited
+#: may derive from ``ContinuousMixin`` and from an adopted class.
+_AdoptedMixin: Any = cloned(ContinuousMixin, ContinuousMixin.__bases__)
 
 #: By base, what its direct subclasses derive from in its place.
 _adopted: dict[Any, tuple[Any, ...]] = {}
@@ -36,7 +41,7 @@ def adopt(names: Sequence[str] = ()) -> None:
     replacements: dict[Any, tuple[Any, ...]] = {}
     copies = [_find(name) for name in names]
     for base in (_torch_api.stock_test_case(), *copies):
-        replacements[base] = (ContinuousMixin, base)
+        replacements[base] = (_AdoptedMixin, base)
     with contextlib.suppress(MissingTorchNameError):  # An older torch: no class derives from it.
         replacements[_torch_api.own_continuous_test_case()] = (MultiProcContinuousTest,)
     for base, parents in replacements.items():
@@ -48,7 +53,7 @@ def adopt(names: Sequence[str] = ()) -> None:
 
 def is_adopted(cls: type) -> bool:
     """Whether a class runs on reused workers."""
-    return issubclass(cls, ContinuousMixin)
+    return issubclass(cls, (ContinuousMixin, _AdoptedMixin))
 
 
 def _find(name: str) -> Any:
@@ -85,9 +90,15 @@ def _follow(base: Any) -> None:
 
 
 def _give_parents(cls: Any, base: Any) -> None:
-    parents = _adopted[base]
-    if base not in cls.__bases__ or issubclass(cls, ContinuousMixin):
-        return
-    cls.__bases__ = tuple(
-        parent for old in cls.__bases__ for parent in (parents if old is base else (old,))
-    )
+    if issubclass(cls, _AdoptedMixin):
+        # By way of an adopted class: what the suite's author did to the same end is done.
+        if ContinuousMixin in cls.__bases__:
+            cls.__bases__ = tuple(
+                parent for parent in cls.__bases__ if parent is not ContinuousMixin
+            )
+    elif base in cls.__bases__ and not issubclass(cls, ContinuousMixin):
+        cls.__bases__ = tuple(
+            parent
+            for old in cls.__bases__
+            for parent in (_adopted[base] if old is base else (old,))
+        )

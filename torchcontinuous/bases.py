@@ -125,8 +125,11 @@ def rebased(cls: Any, replacements: Mapping[Any, Any]) -> Any:
     if cls in replacements:
         return replacements[cls]
     bases = tuple(rebased(base, replacements) for base in cls.__bases__)
-    if bases == cls.__bases__:
-        return cls
+    return cls if bases == cls.__bases__ else cloned(cls, bases)
+
+
+def cloned(cls: Any, bases: tuple[Any, ...]) -> Any:
+    """Another class with the same code as ``cls``, derived from ``bases``."""
     # What super() without arguments looks into: the class in whose body a function was written.
     own_class = types.CellType()
     members = {
@@ -145,13 +148,21 @@ def _rebound(member: Any, own_class: types.CellType) -> Any:
     if isinstance(member, property):
         accessors = (member.fget, member.fset, member.fdel)
         return property(*(_rebound(accessor, own_class) for accessor in accessors))
-    if not isinstance(member, types.FunctionType) or "__class__" not in member.__code__.co_freevars:
+    return _rebound_function(member, own_class, set())
+
+
+def _rebound_function(member: Any, own_class: types.CellType, seen: set[int]) -> Any:
+    """A function, or one that a decorator holds, with another class for its ``super()``."""
+    if not isinstance(member, types.FunctionType) or id(member) in seen:
         return member
-    names = member.__code__.co_freevars
+    seen.add(id(member))
+    names, cells = member.__code__.co_freevars, member.__closure__ or ()
     closure = tuple(
-        own_class if name == "__class__" else cell
-        for name, cell in zip(names, member.__closure__ or (), strict=True)
+        own_class if name == "__class__" else _rebound_cell(cell, own_class, seen)
+        for name, cell in zip(names, cells, strict=True)
     )
+    if all(one is other for one, other in zip(closure, cells, strict=True)):
+        return member
     made = types.FunctionType(
         member.__code__, member.__globals__, member.__name__, member.__defaults__, closure
     )
@@ -159,6 +170,15 @@ def _rebound(member: Any, own_class: types.CellType) -> Any:
     made.__dict__.update(vars(member))
     made.__qualname__, made.__doc__ = member.__qualname__, member.__doc__
     return made
+
+
+def _rebound_cell(cell: types.CellType, own_class: types.CellType, seen: set[int]) -> Any:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # Empty.
+        return cell
+    made = _rebound_function(held, own_class, seen)
+    return cell if made is held else types.CellType(made)
 
 
 _BASES: Mapping[str, Callable[[str], Any]] = {
