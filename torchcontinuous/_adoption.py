@@ -23,6 +23,14 @@ _NEEDED = ("_start_processes", "_join_processes", "_run", "run_test")
 #: may derive from ``ContinuousMixin`` and from an adopted class.
 _AdoptedMixin: Any = cloned(ContinuousMixin, ContinuousMixin.__bases__)
 
+
+class _AdoptedContinuous(MultiProcContinuousTest):
+    """For classes derived from torch's own continuous class."""
+
+    #: Looked at by those of torch's that run in the parent, on simulated ranks.
+    _processes_spawned = False
+
+
 #: By base, what its direct subclasses derive from in its place.
 _adopted: dict[Any, tuple[Any, ...]] = {}
 
@@ -43,7 +51,7 @@ def adopt(names: Sequence[str] = ()) -> None:
     for base in (_torch_api.stock_test_case(), *copies):
         replacements[base] = (_AdoptedMixin, base)
     with contextlib.suppress(MissingTorchNameError):  # An older torch: no class derives from it.
-        replacements[_torch_api.own_continuous_test_case()] = (MultiProcContinuousTest,)
+        replacements[_torch_api.own_continuous_test_case()] = (_AdoptedContinuous,)
     for base, parents in replacements.items():
         if base not in _adopted:
             _adopted[base] = parents

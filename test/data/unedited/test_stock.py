@@ -14,7 +14,11 @@ from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
 )
-from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    DTensorTestBase,
+    LocalDTensorContinuousTestBase,
+    with_comms,
+)
 
 
 class Helper:
@@ -82,6 +86,15 @@ class TestOwn(MultiProcContinuousTest):
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
         self.assertEqual(tensor.item(), 2)
+
+
+class TestSimulated(LocalDTensorContinuousTestBase):
+    """Runs in the parent, as if on many ranks."""
+
+    world_size = 2
+
+    def test_mesh(self):
+        self.assertEqual(self.build_device_mesh().size(), 2)
 
 
 class TestPlain(unittest.TestCase):
