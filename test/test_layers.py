@@ -11,7 +11,7 @@ PACKAGE = Path(torchcontinuous.__file__).parent
 
 LAYERS = {
     "_version": 0, "errors": 0, "_settings": 0, "_report": 0, "_torch_api": 0,
-    "_torch_state": 0, "_counts": 0, "_order": 0, "_devices": 0,
+    "_torch_state": 0, "_counts": 0, "_order": 0, "_devices": 0, "_hang": 0,
     "_messages": 1,
     "_channel": 2,
     "_context": 3, "_output": 3, "_process_group": 3, "_class_group": 3, "_meshes": 3,
@@ -34,6 +34,7 @@ LAYERS = {
 #: Within a layer: who may import whom.
 WITHIN = {
     ("_settings", "errors"), ("_torch_state", "_devices"), ("_torch_api", "errors"),
+    ("_report", "_hang"),
     ("_process_group", "_class_group"), ("_process_group", "_context"),
     ("_snapshots", "_probes"), ("_process_probes", "_probes"), ("_process_probes", "_snapshots"),
     ("_resource_probes", "_probes"), ("_torch_probes", "_probes"), ("_module_probes", "_probes"),

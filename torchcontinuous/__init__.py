@@ -20,7 +20,7 @@ layer  module                              holds
 0      ``errors``, ``_settings``,          public exceptions and warnings; environment
        ``_report``, ``_torch_api``,        variables; reports and verdict; torch's private names
        ``_torch_state``, ``_devices``,     (and those of the state guard); accelerators;
-       ``_counts``, ``_order``             totals of a run; orders of tests
+       ``_counts``, ``_order``, ``_hang``  totals of a run; orders of tests; who waits where
 1      ``_messages``, ``_summary``         the wire's dataclasses; outcomes of a run, compared
 2      ``_channel``                        send and receive, with deadlines
 3      ``_context``, ``_output``,          what a fresh interpreter takes over; captured output;

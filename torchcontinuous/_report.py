@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from torchcontinuous import _hang
+
 #: Stock's exit code of a process whose test raised (``MultiProcessTestCase.TEST_ERROR_EXIT_CODE``).
 TEST_ERROR_EXIT_CODE = 10
 
@@ -214,19 +216,42 @@ def _failed(
     parts = [f"failed on {name_ranks(ranks)} of {len(reports)}"]
     if wanted:
         parts.append(wanted)
+    if any(report.ending is Ending.TIMED_OUT for report in reports):
+        parts.append(_where(reports, skips))
     for group in _alike([r for r in failing if r.failure is not None]):
         parts.append(_traceback_part(group))
     for report in reports:
         if report.ending is Ending.TIMED_OUT:
             # Stock's own sentence: suites look for it.
             sentence = f"Process {report.rank} terminated or timed out after {elapsed} seconds"
-            stack = report.stack or "(no Python stack: the rank did not answer)"
+            stack = report.stack and _hang.own_part(report.stack)
+            stack = stack or "(no Python stack: the rank did not answer)"
             parts.append(f"{sentence}\nrank {report.rank} was at:\n{stack}")
         elif report.failure is None and (report.exit_code != 0 or report in failing):
             parts.append(_what_happened(report))
     assertion = all(r.failure is not None and r.failure.is_assertion for r in failing)
     outcome = Outcome.FAILED if assertion else Outcome.ERROR
     return Verdict(outcome, "\n\n".join(part.rstrip() for part in parts) + "\n", ranks)
+
+
+def _where(reports: Sequence[RankReport], skips: Mapping[int, str]) -> str:
+    """Who waits where at a time-out, and who is missing there."""
+    alike: dict[str, list[int]] = {}
+    for report in reports:
+        alike.setdefault(_whereabouts(report, skips), []).append(report.rank)
+    groups = sorted(alike.items(), key=lambda item: item[1])
+    return _hang.describe([(name_ranks(ranks), what) for what, ranks in groups])
+
+
+def _whereabouts(report: RankReport, skips: Mapping[int, str]) -> str:
+    if report.ending is Ending.TIMED_OUT:
+        if not report.stack:
+            return "did not answer (stopped, or in native code)"
+        place = _hang.place_of(report.stack)
+        return str(place) if place is not None else "outside the test's own lines"
+    if report.ending is Ending.REPORTED and report.exit_code in {0, *skips}:
+        return "had finished the test"
+    return _what_happened(report).removeprefix(f"rank {report.rank} ")
 
 
 def _alike(reports: Sequence[RankReport]) -> list[list[RankReport]]:
