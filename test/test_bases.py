@@ -36,10 +36,28 @@ def outcomes(file):
     return {name.partition(".")[2]: test["outcome"] for name, test in tests.items()}
 
 
+#: torch's own continuous class makes an error of a skip that is raised in a worker, and leaves out
+#: what follows.
+OWN = ("TestContinuous.", "TestDTensorContinuous.")
+
+
 def expected(name):
     """Stock's outcomes (``stock_NAME.json``: recorded by ``python -m torchcontinuous --stock``)."""
-    found = outcomes(DATA / f"stock_{name}.json")
+    file = DATA / f"stock_{name}.json"
+    found = outcomes(file)
+    left_out = [
+        test.partition(".")[2]
+        for test, told in json.loads(file.read_text())["tests"].items()
+        if told["reason"].startswith("Previous test failed")
+    ]
     for test in found:
+        if test.startswith(OWN):
+            assert (test in left_out) <= (found[test] == "skipped")
+            if test in left_out:
+                found[test] = "passed"
+            elif test.endswith("test_skips"):
+                assert found[test] == "failed"
+                found[test] = "skipped"
         if test.startswith(ON_CPU):
             assert found[test] == "skipped"
             found[test] = NOT_PASSED.get(test.rpartition(".")[2], "passed")
