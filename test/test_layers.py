@@ -22,13 +22,14 @@ LAYERS = {
     "_nursery": 6, "_processes": 6, "_launcher": 6,
     "_generation": 7, "_pool": 7,
     "_registry": 8, "_leaks": 8, "_handles": 8, "_rerun": 8, "testcase": 8,
-    # Nothing of the above but the settings of a run: it is about text.
-    "migrate._files": 0, "migrate._table": 0, "migrate._module": 1, "migrate._project": 2,
-    "migrate._judge": 3, "migrate._edit": 3, "migrate._plan": 4, "migrate._run": 4,
-    "migrate._verify": 5, "migrate._report": 6, "migrate._session": 7, "migrate._command": 8,
-    "migrate.__init__": 9, "migrate.__main__": 9,
     "bases": 9, "_bisect": 9, "_adoption": 9, "_summary": 1, "__init__": 10,
     "_running": 11, "__main__": 12, "pytest_plugin": 12,
+    # Layers of its own: it is about text, and runs suites in other processes.
+    "migrate._files": 0, "migrate._table": 0, "migrate._module": 1, "migrate._project": 2,
+    "migrate._judge": 3, "migrate._spawning": 3, "migrate._imports": 3, "migrate._edit": 4,
+    "migrate._plan": 5, "migrate._reversal": 6, "migrate._run": 6, "migrate._verify": 6,
+    "migrate._report": 7, "migrate._session": 8, "migrate._command": 9,
+    "migrate.__init__": 10, "migrate.__main__": 10,
 }  # fmt: skip
 
 #: Within a layer: who may import whom.

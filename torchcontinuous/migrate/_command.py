@@ -11,8 +11,9 @@ from pathlib import Path
 from torchcontinuous.migrate import _files, _report
 from torchcontinuous.migrate._files import BadInputError
 from torchcontinuous.migrate._judge import LEVELS
-from torchcontinuous.migrate._plan import Migration, Plan, Reversal, Verdict
+from torchcontinuous.migrate._plan import Migration, Plan, Verdict
 from torchcontinuous.migrate._project import Project
+from torchcontinuous.migrate._reversal import Reversal
 from torchcontinuous.migrate._session import Session
 from torchcontinuous.migrate._table import Table
 

@@ -10,17 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchcontinuous.migrate import _files, _judge, _table
-from torchcontinuous.migrate._edit import (
-    ClassEdit,
-    ImpossibleError,
-    Reference,
-    edited,
-    isolated_decorators,
-)
+from torchcontinuous.migrate._edit import ClassEdit, edited
 from torchcontinuous.migrate._files import BadInputError
+from torchcontinuous.migrate._imports import ImpossibleError, Reference, isolated_decorators
 from torchcontinuous.migrate._judge import Judgement, Sign, strictest
 from torchcontinuous.migrate._module import ClassDef, Module
 from torchcontinuous.migrate._project import Ours, Project, Unclear
+from torchcontinuous.migrate._spawning import calls_super, starts_nothing, surely
 from torchcontinuous.migrate._table import OURS, Stock
 
 #: Names that mean something to torchcontinuous on any test class.
@@ -106,7 +102,7 @@ class Migration:
             edit = self._edit(found, refusals)
             if edit:
                 edits.setdefault(found.module, {})[found] = edit
-        texts, bad = _texts(self._project, edits)
+        texts, bad = texts_after(self._project, edits)
         bad += [e for path, e in self._locked.items() if path in self._project.given]
         verdicts = [self._verdict(found, refusals) for found in self._tests]
         return Plan([v for v in verdicts if v.roots or v.refusals], texts, bad)
@@ -176,9 +172,9 @@ class Migration:
                 yield sign(f"it has a name of torchcontinuous's for something else: {name}")
         for name in ("_start_processes", "_fork_processes"):
             method = found.methods.get(name)
-            if method is not None and not _calls_super(method, name):
+            if method is not None and not calls_super(method, name):
                 yield sign(f"it starts processes its own way ({name})", method.lineno)
-        if _starts_nothing(found) is False:
+        if starts_nothing(found) is False:
             line = found.methods["_spawn_processes"].lineno
             yield sign("it starts processes its own way (_spawn_processes)", line)
         yield from self._class_style_refusals(found)
@@ -299,21 +295,21 @@ class Migration:
             if root in self._roots[found]
             and (
                 any(one.tests for one in self._project.ancestry(found))
-                or _starts_nothing(found) is not None
+                or starts_nothing(found) is not None
             )
         ]
         return all(self._spawns(found) for found in with_tests)
 
     def _spawns(self, found: ClassDef) -> bool:
         ancestry = self._project.ancestry(found)
-        if any(_starts_nothing(one) for one in ancestry):
+        if any(starts_nothing(one) for one in ancestry):
             return False
         for one in ancestry:
             method = one.methods.get("setUp")
             if method is not None:
-                if _surely(method, "_spawn_processes", ancestry):
+                if surely(method, "_spawn_processes", ancestry):
                     return True
-                if not _calls_super(method, "setUp"):
+                if not calls_super(method, "setUp"):
                     return False
         return any(
             stock.spawns
@@ -344,7 +340,7 @@ def _locked(path: Path) -> BadInputError | None:
     return None
 
 
-def _texts(
+def texts_after(
     project: Project, edits: Mapping[Module, Mapping[ClassDef, ClassEdit]]
 ) -> tuple[dict[Path, str], list[BadInputError]]:
     """The texts of the files given, afterwards; and what could not be worked on."""
@@ -362,74 +358,6 @@ def _texts(
         except ImpossibleError as impossible:
             bad.append(BadInputError(module.path, str(impossible), next(iter(changes)).line))
     return texts, bad
-
-
-class Reversal:
-    """The way back: from torchcontinuous's classes to torch's."""
-
-    def __init__(self, project: Project) -> None:
-        self._project = project
-
-    def plan(self) -> Plan:
-        """The changes."""
-        edits: dict[Module, dict[ClassDef, ClassEdit]] = {}
-        for found in self._project.tests():
-            edit = self._edit(found)
-            if edit:
-                edits.setdefault(found.module, {})[found] = edit
-        bad = list(self._project.bad)
-        texts: dict[Path, str] = {}
-        given = set(self._project.given)
-        for module, changes in edits.items():
-            if module.path not in given:
-                continue
-            try:
-                _files.check_writable(module.path)
-                texts[module.path] = edited(module, changes, self._project.imported_from(module))
-            except BadInputError as error:
-                bad.append(error)
-            except ImpossibleError as error:
-                bad.append(BadInputError(module.path, str(error), next(iter(changes)).line))
-        return Plan([], texts, bad)
-
-    def _edit(self, found: ClassDef) -> ClassEdit:
-        edit = ClassEdit()
-        bases = self._project.targets(found)
-        for position, targets in enumerate(bases):
-            for target in targets:
-                if not isinstance(target, Ours):
-                    continue
-                if target.name == _table.MIXIN:
-                    edit.dropped.add(position)
-                    continue
-                stock = _table.stands_for(target.name, self._spawned(found))
-                if stock is not None:
-                    edit.replaced[position] = Reference(stock.module, stock.name)
-        if self._is_ours(found):
-            if "isolation" in found.bound:
-                edit.removed.add("isolation")
-            edit.undecorated = {n for n in found.methods if isolated_decorators(found, n)}
-        return edit
-
-    def _is_ours(self, found: ClassDef) -> bool:
-        return any(
-            isinstance(target, Ours)
-            for one in self._project.ancestry(found)
-            for targets in self._project.targets(one)
-            for target in targets
-        )
-
-    def _spawned(self, found: ClassDef) -> bool:
-        """Whether a class, or one that derives from it, is of stock style."""
-        return any(
-            _calls_self(method, "_spawn_processes")
-            for one in [
-                found,
-                *(c for c in self._project.tests() if found in self._project.ancestry(c)),
-            ]
-            for other in self._project.ancestry(one)
-            for method in other.methods.values()
-        )
 
 
 def _because(sign: Sign, how: str, other: ClassDef) -> Sign:
@@ -458,67 +386,4 @@ def _is_meant(found: ClassDef, name: str) -> bool:
             return isinstance(value, bool) or (
                 name == "guard" and isinstance(node.value, (ast.Dict, ast.Call, ast.Name))
             )
-    return False
-
-
-def _starts_nothing(found: ClassDef) -> bool | None:
-    """Whether a _spawn_processes of a class's own leaves it to run without processes, or starts
-    its own; None if it has none, or one that comes down to stock's."""
-    method = found.methods.get("_spawn_processes")
-    if method is None or _calls_super(method, "_spawn_processes"):
-        return None
-    if _calls_self(method, "_start_processes"):
-        return None
-    return not any(isinstance(node, ast.Call) for node in ast.walk(method))
-
-
-def _calls(function: ast.AST) -> Iterator[ast.Attribute]:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func
-
-
-def _calls_super(function: ast.FunctionDef, name: str) -> bool:
-    """Whether a method calls that of a parent: by super(), or by the parent's name."""
-    return any(
-        call.attr == name
-        and not (isinstance(call.value, ast.Name) and call.value.id in ("self", "cls"))
-        for call in _calls(function)
-    )
-
-
-def _calls_self(function: ast.AST, name: str) -> bool:
-    return any(
-        call.attr == name and isinstance(call.value, ast.Name) and call.value.id == "self"
-        for call in _calls(function)
-    )
-
-
-def _surely(function: ast.FunctionDef, name: str, ancestry: list[ClassDef]) -> bool:
-    """Whether a method calls another one whenever it runs to its end."""
-    pending: list[ast.stmt] = list(function.body)
-    seen = {function.name}
-    while pending:
-        statement = pending.pop(0)
-        if isinstance(statement, (ast.With, ast.Try)):
-            pending += statement.body
-        elif isinstance(statement, ast.If) and statement.orelse:
-            if all(
-                _calls_self(ast.Module(part, []), name)
-                for part in (statement.body, statement.orelse)
-            ):
-                return True
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            call = statement.value.func
-            if not isinstance(call, ast.Attribute):
-                continue
-            if isinstance(call.value, ast.Name) and call.value.id == "self":
-                if call.attr == name:
-                    return True
-                helper = next(
-                    (c.methods[call.attr] for c in ancestry if call.attr in c.methods), None
-                )
-                if helper is not None and helper.name not in seen:
-                    seen.add(helper.name)
-                    pending += helper.body
     return False
