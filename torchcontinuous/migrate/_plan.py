@@ -214,7 +214,7 @@ class Migration:
             if stock.world_size is not None and not self._says(found, "world_size"):
                 edit.attributes["world_size"] = str(stock.world_size)
         parent = self._parent_on_stock(found, refusals)
-        if parent is not None:
+        if parent is not None and not edit.replaced and not edit.mixin:
             edit.mixin = (parent, Reference(OURS, _table.MIXIN))
         level = self._own_level(found, refusals)
         inherited = self._inherited_level(found, refusals)
@@ -250,7 +250,7 @@ class Migration:
         position = None
         for number, targets in enumerate(self._project.targets(found)):
             for target in targets:
-                if isinstance(target, Ours) or (isinstance(target, Stock) and target.replacement):
+                if isinstance(target, Ours):
                     return None
                 if isinstance(target, ClassDef) and self._roots.get(target):
                     if not refusals[target]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -251,15 +252,22 @@ class Project:
 
     def imported_from(self, module: Module) -> set[str]:
         """The names that other files import from one; of an __init__.py, all."""
-        names = set(self._used_from.get(module.path, ()))
-        for other in self.modules:
-            for node in ast.walk(other.code) if other is not module else ():
-                if isinstance(node, ast.ImportFrom):
-                    source = "." * node.level + (node.module or "")
-                    if find_module(other.path, source) == module.path:
-                        names.update(alias.name for alias in node.names)
+        names = self._used_from.get(module.path, set()) | self._imported.get(module.path, set())
         everything = "*" in names or module.path.name == "__init__.py"
         return names | (set(module.words) if everything else set())
+
+    @functools.cached_property
+    def _imported(self) -> dict[Path, set[str]]:
+        """By file, the names that others import from it."""
+        found: dict[Path, set[str]] = {}
+        for module in self.modules:
+            for node in ast.walk(module.code):
+                if isinstance(node, ast.ImportFrom):
+                    source = "." * node.level + (node.module or "")
+                    path = find_module(module.path, source)
+                    if path is not None and path != module.path:
+                        found.setdefault(path, set()).update(alias.name for alias in node.names)
+        return found
 
     # Classes
 
