@@ -150,6 +150,26 @@ def test_read_only_files_are_not_changed(project, capsys):
     assert (project / "good.py").read_text() == OURS
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_derives_from_a_file_that_stays_as_it_is(project, capsys, read_only):
+    """Not given, or read-only: the base is where the change belongs, so nothing changes."""
+    base = project / "common.py"
+    base.write_text(STOCK)
+    test = project / "test_it.py"
+    test.write_text("from common import TestIt\n\n\nclass TestMore(TestIt):\n    pass\n")
+    before = test.read_text()
+    if read_only:
+        base.chmod(0o444)
+    status = command.main(["--write", "." if read_only else "test_it.py"])
+    assert status == (2 if read_only else 1)
+    reason = "its file is read-only" if read_only else "its file is not among those given"
+    assert (
+        "test_it.py:4: TestMore: cannot be migrated\n"
+        f"    common.py:4: it derives from TestIt: {reason}\n"
+    ) in capsys.readouterr().out
+    assert (base.read_text(), test.read_text()) == (STOCK, before)
+
+
 def test_links(project, capsys):
     (project / "test_it.py").write_text(STOCK)
     (project / "loop.py").symlink_to("loop.py")

@@ -6,6 +6,7 @@ import ast
 import functools
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,12 +84,7 @@ class Project:
 
     def _parse_relevant(self) -> None:
         """Parse the files that mention a class that is looked for, or one derived from it."""
-        texts: dict[Path, str] = {}
-        for path in self.given:
-            try:
-                texts[path] = self._read(path).text
-            except BadInputError as error:
-                self.bad.append(error)
+        texts = self._texts_reached()
         wanted = self._table.names()
         known: set[str] = set()
         while wanted - known:
@@ -99,6 +95,28 @@ class Project:
                 module = self.module(path)
                 if module is not None:
                     wanted |= _names_made(module, known)
+
+    def _texts_reached(self) -> dict[Path, str]:
+        """The texts of the files given, and of those of the project that they import."""
+        texts: dict[Path, str] = {}
+        looked_up: set[tuple[Path, str]] = set()
+        pending = list(self.given)
+        while pending:
+            path = pending.pop()
+            if path in texts:
+                continue
+            try:
+                texts[path] = self._read(path).text
+            except BadInputError as error:
+                texts[path] = ""
+                if path in self.given:
+                    self.bad.append(error)
+            imported = {(path.parent, name) for name in _imported_modules(texts[path])}
+            for folder, name in imported - looked_up:
+                found = find_module(folder / path.name, name)
+                pending += [found] if found is not None else []
+            looked_up |= imported
+        return texts
 
     # Names
 
@@ -334,6 +352,20 @@ def _once(targets: Iterable[Target]) -> list[Target]:
         if target not in found:
             found.append(target)
     return found
+
+
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE
+)
+
+#: Packages that are never the project's.
+_FOREIGN = frozenset({_TORCH, *sys.stdlib_module_names})
+
+
+def _imported_modules(text: str) -> set[str]:
+    """The modules that a text imports from, as far as they may be the project's."""
+    names = {found[1] or found[2] for found in _IMPORT.finditer(text)}
+    return {n for n in names if n.partition(".")[0] not in _FOREIGN}
 
 
 def _names_made(module: Module, known: set[str]) -> set[str]:
