@@ -26,6 +26,7 @@ SUITES = (
     "tensor_parallel",
     "fsdp1",
     "fsdp1_wrapping",
+    "wrap",
     "fsdp2",
     "fsdp2_state",
     "checkpoint",
