@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from benchmarks import arms, ordered, tables
+from benchmarks import arms, ordered, results, tables
 from benchmarks.comparison import LEFT_OUT, QUICK_SUITES, SUITES, Comparison, run_suite
 
 
@@ -42,7 +43,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=ordered.FORWARDS,
         help="of each suite's tests, on every arm: forwards (default), reversed or shuffle:SEED",
     )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write results.json (every raw time) and results.md there, as runs end",
+    )
     parsed = parser.parse_args(arguments)
+    if parsed.out is not None and parsed.out.exists() and not parsed.out.is_dir():
+        parser.error(f"--out: {parsed.out} is not a folder")
     if parsed.repeat < 1:
         parser.error("--repeat: give 1 or more")
     if parsed.quick:
@@ -51,17 +60,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
-def measure(comparison: Comparison, suites: Sequence[str], repeat: int, order: str) -> None:
-    """Run everything, the arms in turn, with a line for each run."""
+def measure(
+    comparison: Comparison,
+    suites: Sequence[str],
+    repeat: int,
+    order: str,
+    note: Callable[[], None],
+) -> None:
+    """Run everything, the arms in turn, with a line for each run; ``note`` is called after each."""
     plan = [(s, a) for _ in range(repeat) for s in suites for a in comparison.arms]
     for number, (suite, arm) in enumerate(plan, 1):
-        print(f"[{number}/{len(plan)}] {suite}.py on {arm} ...", end=" ", flush=True)
+        left = comparison.seconds_left(plan[number - 1 :])
+        about = f", about {left / 60:.1f} min left" if left is not None else ""
+        print(f"[{number}/{len(plan)}{about}] {suite}.py on {arm} ...", end=" ", flush=True)
         run = run_suite(suite, arm, order)
         comparison.runs.append(run)
         outcomes = list(run.outcomes.values())
         left_out = f", {outcomes.count(LEFT_OUT)} {LEFT_OUT}" if LEFT_OUT in outcomes else ""
         passed = f"{outcomes.count('ok')} of {len(outcomes)} passed"
         print(f"{passed}{left_out}, {run.seconds:.1f} s", flush=True)
+        note()
 
 
 def report(comparison: Comparison) -> int:
@@ -83,8 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     comparison = Comparison(list(dict.fromkeys(parsed.arms)))
     interrupted = False
     began = time.monotonic()
+
+    def note() -> None:
+        if parsed.out is not None:
+            results.write(parsed.out, comparison, arguments or sys.argv[1:])
+
     try:
-        measure(comparison, parsed.suite, parsed.repeat, parsed.order)
+        note()
+        measure(comparison, parsed.suite, parsed.repeat, parsed.order, note)
     except KeyboardInterrupt:
         interrupted = True
         print("interrupted: what was measured so far follows")

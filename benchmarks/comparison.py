@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -132,6 +132,32 @@ class Comparison:
         all_of_it = [r.seconds for r in self.runs if (r.suite, r.arm) == (suite, arm) and r.whole]
         return median(all_of_it) if all_of_it else None
 
+    def spread(self, suite: str, arm: str) -> tuple[float, float] | None:
+        """The least and the greatest, where it was run more than once."""
+        all_of_it = [r.seconds for r in self.runs if (r.suite, r.arm) == (suite, arm) and r.whole]
+        return (min(all_of_it), max(all_of_it)) if len(all_of_it) > 1 else None
+
+    def ratios(self, arm: str) -> dict[str, float]:
+        """By suite, how many times less than on stock it took on an arm."""
+        found = {}
+        for suite in dict.fromkeys(run.suite for run in self.runs):
+            stock, ours = self.seconds(suite, arms.STOCK), self.seconds(suite, arm)
+            if stock and ours:
+                found[suite] = stock / ours
+        return found
+
+    def seconds_left(self, plan: Sequence[tuple[str, str]]) -> float | None:
+        """About how long the runs of a plan that are still to come take: as long as the same took
+        before or else, for each arm, as the others took; None before anything is known."""
+        means: dict[str, float] = {}
+        for arm in self.arms:
+            known = [run.seconds for run in self.runs if run.arm == arm]
+            if known:
+                means[arm] = sum(known) / len(known)
+        left = [self.seconds(suite, arm) or means.get(arm) for suite, arm in plan]
+        known_left = [seconds for seconds in left if seconds is not None]
+        return sum(known_left) / len(known_left) * len(left) if known_left else None
+
     def problems(self) -> Iterator[str]:
         """Whatever failed, and whatever differs from stock."""
         expected: dict[str, dict[str, str]] = {}
@@ -155,7 +181,8 @@ class Comparison:
         for suite in dict.fromkeys(run.suite for run in self.runs):
             count = max(len(run.outcomes) for run in self.runs if run.suite == suite)
             seconds = {arm: self.seconds(suite, arm) for arm in self.arms}
-            rows.append([f"{suite}.py", str(count), *_cells(seconds, others, compared)])
+            spreads = {arm: self.spread(suite, arm) for arm in self.arms}
+            rows.append([f"{suite}.py", str(count), *_cells(seconds, others, compared, spreads)])
             if None not in seconds.values():
                 complete.append(seconds)
                 cases += count
@@ -187,13 +214,20 @@ def _wrong(run: SuiteRun, stock: dict[str, str] | None) -> Iterator[str]:
 
 
 def _cells(
-    seconds: dict[str, float | None] | dict[str, float], others: Sequence[str], compared: bool
+    seconds: Mapping[str, float | None],
+    others: Sequence[str],
+    compared: bool,
+    spreads: Mapping[str, tuple[float, float] | None] | None = None,
 ) -> list[str]:
+    def cell(arm: str) -> str:
+        around = (spreads or {}).get(arm)
+        return _number(seconds.get(arm)) + (f" ({around[0]:.1f}-{around[1]:.1f})" if around else "")
+
     stock = seconds.get(arms.STOCK)
-    cells = [_number(stock)] if compared else []
+    cells = [cell(arms.STOCK)] if compared else []
     for arm in others:
         ours = seconds[arm]
-        cells.append(_number(ours))
+        cells.append(cell(arm))
         if compared and stock and ours:
             saved = stock - ours
             cells += [_number(saved), f"{saved / stock:.1%}", f"{stock / ours:.1f}x"]

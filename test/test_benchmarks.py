@@ -1,6 +1,7 @@
 """The benchmarks' suites run on reused workers, and the figures' arithmetic is right."""
 
 import argparse
+import json
 import subprocess
 import sys
 import unittest
@@ -8,7 +9,16 @@ import unittest
 import pytest
 
 import benchmarks.__main__
-from benchmarks import accelerator, arms, comparison, ordered, overhead, tables
+from benchmarks import (
+    accelerator,
+    arms,
+    comparison,
+    ordered,
+    overhead,
+    published,
+    results,
+    tables,
+)
 from benchmarks.comparison import QUICK_SUITES, SUITES, Comparison, SuiteRun, read_outcomes
 from benchmarks.processes import ROOT
 
@@ -201,3 +211,39 @@ def test_accelerator_looks_at_memory_and_nursery():
     assert accelerator.check_memory(notes(9.9e9), arms.STOCK) == []
     assert "untouched" in accelerator.check_memory(notes(9.9e9), arms.NONE)[0]
     assert "still holds 3.00 GB" in accelerator.check_memory(notes(7e9), arms.STOCK)[0]
+
+
+def test_results_are_written(tmp_path):
+    runs = [
+        SuiteRun("wrap", arm, 0, seconds, {"T.test": "ok"}, "")
+        for arm, seconds in (
+            (arms.STOCK, 90.0), (arms.NONE, 2.0), (arms.STOCK, 110.0), (arms.NONE, 3.0),
+        )
+    ]  # fmt: skip
+    compared = Comparison([arms.STOCK, arms.NONE], runs)
+    assert compared.ratios(arms.NONE) == {"wrap": 40.0}
+    results.write(tmp_path / "new" / "folder", compared, ["--suite", "wrap"])
+    data = json.loads((tmp_path / "new" / "folder" / "results.json").read_text())
+    assert [run["seconds"] for run in data["runs"]] == [90.0, 2.0, 110.0, 3.0]
+    assert data["machine"]["cores"] >= 1
+    assert data["command"] == "python -m benchmarks --suite wrap"
+    text = (tmp_path / "new" / "folder" / "results.md").read_text()
+    assert "100.0 (90.0-110.0)" in text
+    assert "| test_wrap.py" in text
+    assert "wrap 40.0x" in text
+    assert "only ratios can be compared" in " ".join(text.split())
+
+
+def test_published_figures():
+    ratios = {one.what: round(one.ratio, 1) for one in published.PUBLISHED}
+    assert ratios["core DTensor"] == 12.7
+    assert ratios["FSDP, freezing weights"] == 31.4
+    assert all(set(one.comparable) <= set(SUITES) for one in published.PUBLISHED)
+
+
+def test_estimate():
+    compared = Comparison([arms.STOCK, arms.NONE])
+    assert compared.seconds_left([("a", arms.STOCK)]) is None
+    compared.runs.append(SuiteRun("a", arms.STOCK, 0, 60.0, {"T.t": "ok"}, ""))
+    compared.runs.append(SuiteRun("a", arms.NONE, 0, 2.0, {"T.t": "ok"}, ""))
+    assert compared.seconds_left([("b", arms.STOCK), ("b", arms.NONE), ("a", arms.NONE)]) == 64.0
