@@ -50,7 +50,7 @@ def _of_pytorch(number: int) -> str:
 PUBLISHED = (
     Published("FSDP1, 27 files", None, 3673.35, 1077.27, _of_pytorch(173689), _FSDP1),
     # "over 9 min".
-    Published("test_wrap.py", None, 540.0, 38.0, _of_pytorch(173689), ("wrap",)),
+    Published("test_wrap.py", None, 540.0, 38.0, "PyTorch pull requests", ("wrap",)),
     Published("FSDP DTensor state dict", None, 364.94, 45.89, _of_pytorch(173728), _FSDP2),
     Published("HSDP DTensor state dict", None, 230.00, 110.75, _of_pytorch(173728), _FSDP2),
     Published("replicate", None, 699.07, 303.88, _of_pytorch(173842), ("ddp",)),
