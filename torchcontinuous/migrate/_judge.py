@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchcontinuous import _devices
 from torchcontinuous.migrate import _files
 from torchcontinuous.migrate._module import ClassDef, Module
 from torchcontinuous.migrate._table import RPC_FIXTURES
@@ -118,8 +119,9 @@ _CALLS = [
 
 #: What native code reads once in a process: a test that sets one needs workers of its own.
 _READ_ONCE = re.compile(
-    r"(TORCH_)?(NCCL|GLOO|UCC|XCCL)_\w+|TORCH_(DISTRIBUTED|CPP|LOGS|SHOW|FR)\w*|CUDA_\w+|OMP_\w+|"
-    r"MKL_\w+|KMP_\w+|PYTORCH_\w+|TORCHINDUCTOR_\w+|TORCHDYNAMO_\w+|LD_\w+"
+    r"(TORCH_)?(NCCL|GLOO|UCC|XCCL)_\w+|TORCH_(DISTRIBUTED|CPP|LOGS|SHOW|FR)\w*|OMP_\w+|"
+    r"MKL_\w+|KMP_\w+|PYTORCH_\w+|TORCHINDUCTOR_\w+|TORCHDYNAMO_\w+|LD_\w+|"
+    rf"({'|'.join(_devices.PREFIXES_ON_FIRST_USE)})\w+|{'|'.join(_devices.VARIABLES_ON_LOAD)}"
 )
 
 _WATCHDOG = re.compile(r"watchdog|desync|flight_?recorder|heartbeat|nccl_?error", re.IGNORECASE)
