@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,8 +51,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="write results.json (every raw time) and results.md there, as runs end",
     )
     parsed = parser.parse_args(arguments)
-    if parsed.out is not None and parsed.out.exists() and not parsed.out.is_dir():
-        parser.error(f"--out: {parsed.out} is not a folder")
+    if parsed.out is not None:
+        try:
+            parsed.out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=parsed.out):
+                pass
+        except OSError as error:
+            parser.error(f"--out: {parsed.out} cannot be written to: {error}")
     if parsed.repeat < 1:
         parser.error("--repeat: give 1 or more")
     if parsed.quick:

@@ -61,8 +61,15 @@ def write(folder: Path, comparison: Comparison, arguments: Sequence[str]) -> Non
     ]
     command = shlex.join(["python", "-m", "benchmarks", *arguments])
     data = {"command": command, "machine": about, "runs": runs}
-    (folder / "results.json").write_text(json.dumps(data, indent=1) + "\n")
-    (folder / "results.md").write_text(as_markdown(comparison, about, command))
+    _replace(folder / "results.json", json.dumps(data, indent=1) + "\n")
+    _replace(folder / "results.md", as_markdown(comparison, about, command))
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file whole or not at all: Ctrl-C may come at any time."""
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(text)
+    os.replace(new, file)
 
 
 def as_markdown(comparison: Comparison, about: dict[str, Any], command: str) -> str:

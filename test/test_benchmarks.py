@@ -189,7 +189,12 @@ def test_tables():
 
 
 def test_bad_options_are_told():
-    for command in (["--repeat", "0"], ["--suite", "nothing"], ["--order", "up"]):
+    for command in (
+        ["--out", f"{__file__}/folder"],
+        ["--repeat", "0"],
+        ["--suite", "nothing"],
+        ["--order", "up"],
+    ):
         with pytest.raises(SystemExit) as caught:
             benchmarks.__main__.main(command)
         assert caught.value.code == 2
