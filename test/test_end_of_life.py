@@ -2,11 +2,14 @@
 
 import os
 import signal
+import socket
+import subprocess
 import time
 
 import pytest
 
 from test.conftest import marked_processes
+from torchcontinuous import _nursery
 
 SUITE = """
     import multiprocessing, subprocess
@@ -52,6 +55,26 @@ def test_the_parent_is_killed_during_a_test(suites, number, method):
     while left() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left() == []
+
+
+def test_a_nursery_whose_parent_ended_before_it_began_ends_at_once(suites):
+    """Not only when it has imported torch, seconds later."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        ended = subprocess.run(
+            _nursery.command_line(theirs.fileno(), (), ()),
+            env=suites.environment(PYTHONPROFILEIMPORTTIME=1),
+            pass_fds=[theirs.fileno()],
+            cwd=suites.folder,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "torchcontinuous._nursery" in imported
+    assert "torch" not in imported
 
 
 def test_the_parent_is_killed_while_the_nursery_starts(suites):

@@ -65,10 +65,9 @@ def main(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> N
     global active
     active = True
     # Only for as long as this process cannot watch its connection.
-    parent = os.getppid()
     _worker.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    if _hung_up(control):
+        os._exit(1)  # The parent ended before that was asked for: while Python started, say.
     channel = Channel(Connection(control))
     os.environ.update(_context.WORKER_ENVIRONMENT | _context.FORK_SERVER_ENVIRONMENT)
     notes = [f"preload {name} left out: it made forking unsafe" for name in excluded]
@@ -93,6 +92,13 @@ def main(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> N
     channel.send(ForkServerReady(reads, notes=tuple(notes)))
     _worker.die_with_parent(0)
     _serve_and_leave(channel)
+
+
+def _hung_up(descriptor: int) -> bool:
+    """Whether the other end of a connection is closed."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP)
+    return bool(poll.poll(0))
 
 
 def _restart_without(control: int, excluded: tuple[str, ...], preload: tuple[str, ...]) -> None:
