@@ -69,6 +69,9 @@ class Project:
     def text(self, path):
         return self.texts.get(path, self.originals[path].text)
 
+    def says(self, name, level):
+        return f'isolation = "{level}"' in self.text(self.folder / name)
+
     def run(self, path, arm, order):
         self.ran.append((path.name, arm, order))
         name = (
@@ -78,7 +81,7 @@ class Project:
         for test in ("test_one", "test_two"):
             outcome = self.outcomes.get(f"{name}.{test}", "passed")
             if callable(outcome):
-                outcome = outcome(arm, order, 'isolation = "process"' in self.text(path))
+                outcome = outcome(arm, order, self.says(path.name, "process"))
             if isinstance(outcome, str):
                 outcome = Case(outcome, "", 1.0)
             classes = ((path, name), (self.paths[0], "Base"))
@@ -125,6 +128,19 @@ def test_a_class_that_differs_is_raised_and_its_file_alone_runs_again(project):
     assert rows[0].levels == ["process"]
     assert rows[0].notes == [
         "TestA needs fresh processes: TestA.test_two was passed on stock, is failed (reversed)"
+    ]
+    assert len(project.ran) == 4 + 6 + 3 + 3, "at level group, then at process"
+
+
+def test_fresh_groups_are_tried_before_fresh_processes(project):
+    for test in ("test_one", "test_two"):
+        project.outcomes[f"TestA.{test}"] = lambda arm, order, isolated: (
+            "failed" if arm == OURS and not project.says("test_a.py", "group") else "passed"
+        )
+    rows = project.verification().verify()
+    assert rows[0].levels == ["group"]
+    assert rows[0].notes == [
+        "TestA needs fresh process groups: TestA.test_one was passed on stock, is failed (forwards)"
     ]
     assert len(project.ran) == 4 + 6 + 3
 

@@ -23,6 +23,10 @@ STOCK, OURS = "stock", "migrated"
 #: What stock says of every skip that was raised in a worker; here it keeps its own text.
 _GENERIC = "Test skipped at subprocess level, look at subprocess log for skip reason"
 
+#: The next level for a class that differs at one, and what it gives the class anew.
+_ABOVE = {"none": "group", "group": "process"}
+_FRESH = {"group": "fresh process groups", "process": "fresh processes"}
+
 ClassKey = tuple[Path, str]
 
 
@@ -258,10 +262,11 @@ class Verification:
         note = f"{difference.name} {difference.text}"
         if verdict.level is None or owner in self.reverted:
             return False
-        if verdict.level != "process":
-            if self.levels.get(owner) != "process":
-                self.levels[owner] = "process"
-                self._raised[owner] = note
+        above = _ABOVE.get(verdict.level)
+        if above is not None:
+            if self.levels.get(owner) != above:
+                self.levels[owner] = above
+                self._raised.setdefault(owner, note)
             return True
         # Once more on stock, before it is given up.
         self._get(path, STOCK, self._shuffle)
@@ -287,7 +292,7 @@ class Verification:
                 key = (one.module.path, one.name)
                 if key in self.levels and key not in self.reverted:
                     why = self._raised.get(key, "its tests differed")
-                    row.notes.append(f"{one.name} needs fresh processes: {why}")
+                    row.notes.append(f"{one.name} needs {_FRESH[self.levels[key]]}: {why}")
                 if key in self.reverted:
                     row.notes.append(f"{one.name} stays on stock: {self.reverted[key]}")
             if verdict.level is None and not row.notes:
