@@ -270,7 +270,6 @@ class GroupKeeper:
         if came == self.world_size:
             alike = sum_of_wishes == wish * self.world_size
             store.set(f"{meeting}/alike", "yes" if alike else "no")
-            return bool(alike)
         return bool(store.get(f"{meeting}/alike") == b"yes")
 
     # Around a test
