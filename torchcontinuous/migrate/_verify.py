@@ -266,7 +266,7 @@ class Verification:
         if above is not None:
             if self.levels.get(owner) != above:
                 self.levels[owner] = above
-                self._raised.setdefault(owner, note)
+                self._raised[owner] = note
             return True
         # Once more on stock, before it is given up.
         self._get(path, STOCK, self._shuffle)
