@@ -202,7 +202,7 @@ def test_a_run_that_does_not_end_differs(project):
         "its process ended early" if path.name == "test_a.py" and "isolation" not in text else None
     )
     rows = project.verification().verify()
-    assert rows[0].levels == ["process"]
+    assert rows[0].levels == ["group"]
     assert "did not run: its process ended early" in rows[0].notes[0]
 
 

@@ -342,6 +342,22 @@ def test_the_parents_context_is_no_leak(suite, monkeypatch, tmp_path):
     os.umask(mask)
 
 
+def test_a_folder_that_the_parent_removes_meanwhile_is_no_leak(suite, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    guard = Guard(suite.TestIt, only(suite, "cwd"))
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    os.chdir(removed)
+    guard.begin()
+    removed.rmdir()
+    assert guard.end() == []
+    other = tmp_path / "other"
+    other.mkdir()
+    os.chdir(other)
+    other.rmdir()
+    assert what(guard.end()) == {"os.getcwd()"}
+
+
 def test_generators_are_put_back_and_are_no_leak(suite):
     guard = Guard(suite.TestIt)
     np.random.set_state(np.random.get_state())

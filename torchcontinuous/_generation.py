@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import pickle
 import selectors
+import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +22,8 @@ from torchcontinuous._messages import (
     ClassReference,
     Exit,
     Finished,
+    GroupAgreed,
+    GroupWanted,
     LeftBehind,
     Passed,
     ProcessContext,
@@ -123,7 +125,9 @@ class Generation:
         #: Ranks that wait for every other's body to end.
         self._waiting: dict[int, Member] = {}
         self._waiter = _Waiter()
-        self._rendezvous: str | None = None
+        #: Ranks that wait for every other to ask for a default process group.
+        self._wanted: dict[int, tuple[Member, GroupWanted]] = {}
+        self._folder: str | None = None
         for member in self.members:
             self._waiter.add(member.channel.connection, (member, "channel"))
             self._waiter.add(member.process.sentinel, (member, "sentinel"))
@@ -156,17 +160,17 @@ class Generation:
         imports = (started.reads for started in self._started.values())
         return self._crew.fits(environ) and all(_context.fits(reads, environ) for reads in imports)
 
-    def rendezvous_file(self) -> str:
-        """The file by which a class-style group meets; it lives as long as the generation."""
-        if self._rendezvous is None:
-            descriptor, self._rendezvous = tempfile.mkstemp(prefix="torchcontinuous-")
-            os.close(descriptor)
-        return self._rendezvous
+    def folder(self) -> str:
+        """Where process groups that outlive a test meet; it lives as long as the generation."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="torchcontinuous-")
+        return self._folder
 
     def send(self, job: Job, sequence: int, context: ProcessContext) -> None:
         """Have every rank run a test."""
         self.reports = {}
         self._waiting = {}
+        self._wanted = {}
         self.sequence = sequence
         run = Run(
             self.number,
@@ -177,7 +181,7 @@ class Generation:
             job.style,
             job.keywords,
             None if context == self.context else context,
-            self.rendezvous_file() if job.style == "class" else None,
+            self.folder() if job.style == "class" or job.level == "none" else None,
             self.kept_group if job.level == "none" else None,
             job.fresh,
             _settings.verbose(),
@@ -201,6 +205,8 @@ class Generation:
                 self._waiter.remove(what)
         if self._waiting:
             self._let_tear_down()
+        if len(self._wanted) == self.world_size:
+            self._tell_what_is_wanted()
 
     def _receive(self, member: Member, deadline: float) -> None:
         if member.rank in self.dead:
@@ -230,6 +236,8 @@ class Generation:
             self.sequence,
         ):
             self._waiting[member.rank] = member
+        elif isinstance(message, GroupWanted) and message[:2] == (self.number, self.sequence):
+            self._wanted[member.rank] = member, message
 
     def note_leaks(self, job: Job, rank: int, leaks: Iterable[Leak]) -> None:
         """Remember what a test left changed, for the report on a later one."""
@@ -251,6 +259,15 @@ class Generation:
                 with contextlib.suppress(ChannelError):  # Dead: its sentinel tells.
                     member.channel.send_bytes(data)
             self._waiting = {}
+
+    def _tell_what_is_wanted(self) -> None:
+        """Tell the ranks whether they all asked for the same default process group."""
+        keys = {message.key for _, message in self._wanted.values()}
+        for member, message in self._wanted.values():
+            if message.key is not None:
+                with contextlib.suppress(ChannelError):  # Dead: its sentinel tells.
+                    member.channel.send(GroupAgreed(message.number, len(keys) == 1))
+        self._wanted = {}
 
     def _bury(self, member: Member) -> None:
         """Note the death of a rank, after what it had still to say."""
@@ -327,6 +344,5 @@ class Generation:
         self._waiter.close()
         for member in self.members:
             member.close()
-        if self._rendezvous is not None:
-            with contextlib.suppress(OSError):
-                os.remove(self._rendezvous)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -63,7 +63,8 @@ class Run:
     """Run one test. ``context`` is None where it is the same as for the test before.
 
     ``kept_group`` is the number of the default process groups that may still be handed out, None
-    where the test has to have one of its own. ``last``: the worker runs no other test after it.
+    where the test has to have one of its own; groups that outlive a test meet in ``folder``.
+    ``last``: the worker runs no other test after it.
     ``guard_first``: the report is to hold all that the state guard finds, though the parent could
     go on without the part that is put back.
     """
@@ -76,7 +77,7 @@ class Run:
     style: Style = "stock"
     keywords: Mapping[str, Any] = field(default_factory=dict)
     context: ProcessContext | None = None
-    rendezvous_file: str | None = None
+    folder: str | None = None
     kept_group: int | None = None
     last: bool = False
     guard_first: bool = False
@@ -100,6 +101,23 @@ class Started:
     generation: int
     rank: int
     reads: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+
+
+class GroupWanted(NamedTuple):
+    """A rank's test asks for a default process group, described by ``key``, and waits for the other
+    ranks to ask, too. With None it takes no kept one, and waits for no answer."""
+
+    generation: int
+    sequence: int
+    number: int
+    key: str | None
+
+
+class GroupAgreed(NamedTuple):
+    """Whether all ranks ask for the same, to one that waits since its GroupWanted ``number``."""
+
+    number: int
+    alike: bool
 
 
 @dataclass(frozen=True)

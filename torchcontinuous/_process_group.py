@@ -10,11 +10,10 @@ tests, and sub-groups meet on the test's own store, as on stock.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -40,10 +39,6 @@ _SPENT_BY = (
     *("_set_group_desc", "_start_coalescing", "_set_sequence_number_for_group"),
 )
 
-#: The key under which rank 0 tells its peers, on the store of the test that makes the first group,
-#: where the pool's own store listens.
-_PORT_KEY = "torchcontinuous/port"
-
 
 @dataclass
 class _Kept:
@@ -68,11 +63,12 @@ class GroupKeeper:
 
     All ranks have to decide alike whether they use the kept group: the parent compares their
     ``GroupState`` after each test and tells them, by a number, which group is still good; within a
-    test they agree over the pool's own store before they use it.
+    test they agree, by ``agree(key, seconds)``, before they use it.
     """
 
     rank: int
     world_size: int
+    agree: Callable[[str, float], bool]
     made: int = 0
     reused: int = 0
     used_kept: bool = False
@@ -83,6 +79,7 @@ class GroupKeeper:
     _kept: _Kept | None = None
     _made: int = 0
     _agreed: int = 0
+    _folder: str | None = None
     _store: Any = None
     #: Groups that the last test left: a peer may still be connecting to them, so that they are let
     #: go of when every rank has finished the test.
@@ -195,7 +192,10 @@ class GroupKeeper:
         store, timeout = given["store"], given["timeout"]
         key = _key(given)
         if self._store is None:
-            self._store = self._open_store(store, timeout)
+            # A store of the pool's: the kept group must not hold a test's port or file. No rank is
+            # its server, as one may end while others still meet.
+            assert self._folder is not None
+            self._store = dist.FileStore(os.path.join(self._folder, "kept"), -1)
         self._store.set_timeout(timeout)
         self._made += 1
         given["store"] = dist.PrefixStore(f"group{self._made}", self._store)
@@ -215,21 +215,6 @@ class GroupKeeper:
         )
         given["store"] = store
         return group, self._enter_store(given)
-
-    def _open_store(self, meeting: Any, timeout: timedelta) -> Any:
-        """The pool's own store: the kept group must not hold a test's port or file."""
-        import torch.distributed as dist
-
-        if self.rank == 0:
-            store = dist.TCPStore(
-                "127.0.0.1", 0, self.world_size, True, timeout=timeout, wait_for_workers=False
-            )
-            meeting.set(_PORT_KEY, str(store.port))
-            return store
-        port = int(meeting.get(_PORT_KEY))
-        return dist.TCPStore(
-            "127.0.0.1", port, self.world_size, False, timeout=timeout, wait_for_workers=False
-        )
 
     def _give_back(self, given: Mapping[str, Any]) -> Any:
         """Enter the kept group into c10d's tables, as if it had just been made."""
@@ -259,24 +244,24 @@ class GroupKeeper:
 
     def _agree(self, key: str, timeout: timedelta) -> bool:
         """Wait for every rank to come here; whether all of them ask for the same group."""
-        store = self._store
+        import torch.distributed as dist
+
         self._agreed += 1
-        meeting = f"agreement{self._agreed}"
-        digest = hashlib.sha1(key.encode(), usedforsecurity=False).digest()
-        wish = int.from_bytes(digest[:4], "big")
-        store.set_timeout(timeout)
-        # One number holds how many ranks came, and the sum of what they wish for.
-        came, sum_of_wishes = divmod(store.add(f"{meeting}/wishes", (1 << 48) + wish), 1 << 48)
-        if came == self.world_size:
-            alike = sum_of_wishes == wish * self.world_size
-            store.set(f"{meeting}/alike", "yes" if alike else "no")
-        return bool(store.get(f"{meeting}/alike") == b"yes")
+        try:
+            return self.agree(key, timeout.total_seconds())
+        except TimeoutError:
+            milliseconds = int(timeout.total_seconds() * 1000)
+            raise dist.DistStoreError(
+                f"wait timeout after {milliseconds}ms: not every rank asked for the default "
+                "process group"
+            ) from None
 
     # Around a test
 
-    def begin(self, good: int | None) -> None:
+    def begin(self, good: int | None, folder: str | None) -> None:
         """Before a test. ``good`` is the number of the kept groups that ranks may go on with; with
-        None each group is made, and destroyed, as the test says."""
+        None each group is made, and destroyed, as the test says. In ``folder`` they meet."""
+        self._folder = folder
         self._left = []
         self.used_kept = False
         self.made = self.reused = 0

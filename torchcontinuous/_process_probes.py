@@ -81,7 +81,24 @@ class Environment(Probe):
 
 def cwd() -> Probe:
     """The working directory."""
-    return ParentSettings([Setting("os.getcwd()", os.getcwd, os.chdir)], plain=True)
+    return ParentSettings([Setting("os.getcwd()", _WorkingDirectory().get, os.chdir)], plain=True)
+
+
+class _WorkingDirectory:
+    """Its name; once it is removed (by the test in the parent, which may end first), its last."""
+
+    def __init__(self) -> None:
+        self._last = "", (0, 0)
+
+    def get(self) -> str:
+        status = os.stat(".")
+        identity = status.st_dev, status.st_ino
+        try:
+            self._last = os.getcwd(), identity
+        except FileNotFoundError:
+            if identity != self._last[1]:
+                raise
+        return self._last[0]
 
 
 def umask() -> Probe:

@@ -9,6 +9,8 @@ import math
 import os
 import signal
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,6 +21,8 @@ from torchcontinuous._meshes import Meshes, empty_caches
 from torchcontinuous._messages import (
     BodyEnded,
     Exit,
+    GroupAgreed,
+    GroupWanted,
     LeftBehind,
     ProcessContext,
     Run,
@@ -90,8 +94,9 @@ class _Worker:
         self._start = start
         self._context: ProcessContext = start.context
         self._class_group = ClassGroup()
-        self._groups = GroupKeeper(start.rank, start.world_size)
+        self._groups = GroupKeeper(start.rank, start.world_size, self._agree)
         self._meshes = Meshes()
+        self._agreements = 0
         self._guard: Guard | None = None
         self._strict_probes: frozenset[str] = frozenset()
         self._import_error: BaseException | None = None
@@ -143,20 +148,46 @@ class _Worker:
     def _meet(self) -> bool:
         """Wait for every rank's body to end; False if one failed, and will not."""
         self._channel.send(BodyEnded(self._start.generation, self._sequence))
-        answer = self._channel.receive(math.inf)
+        answer = self.receive(math.inf)
         if not isinstance(answer, TearDown) or answer.sequence != self._sequence:
             raise ChannelError(f"instead of an answer to BodyEnded came {answer}")
         self._met = answer.run
         return self._met
 
+    def _agree(self, key: str, seconds: float) -> bool:
+        """Wait for every rank's test to ask for a default process group; whether for the same.
+
+        Raises:
+            TimeoutError: not every rank came within ``seconds``.
+        """
+        # In any other thread, the main one may read the channel meanwhile.
+        waits = threading.current_thread() is threading.main_thread()
+        self._agreements += 1
+        generation, number = self._start.generation, self._agreements
+        self._channel.send(GroupWanted(generation, self._sequence, number, key if waits else None))
+        if not waits:
+            return False
+        answer = self.receive(time.monotonic() + seconds, number)
+        if not isinstance(answer, GroupAgreed):
+            raise ChannelError(f"instead of an answer to GroupWanted came {answer}")
+        return answer.alike
+
+    def receive(self, deadline: float, agreement: int | None = None) -> Any:
+        """The parent's next message, less the answers that came too late to be waited for."""
+        while True:
+            message = self._channel.receive(deadline)
+            if not isinstance(message, GroupAgreed) or message.number == agreement:
+                return message
+
     def _prepare(self, cls: Any, command: Run) -> None:
         """Have process groups and guard ready, just before a test."""
-        self._groups.begin(command.kept_group)
+        self._groups.begin(command.kept_group, command.folder)
         self._meshes.install()
         if command.style == "class":
-            assert command.rendezvous_file is not None
+            assert command.folder is not None
             rank, world_size = self._start.rank, self._start.world_size
-            self._class_group.ensure(cls, rank, world_size, command.rendezvous_file)
+            file = os.path.join(command.folder, "class")
+            self._class_group.ensure(cls, rank, world_size, file)
             self._groups.stand(command.sequence, sys.modules[cls.__module__])
             self._meshes.keep_those_there()
         settings = check_settings(getattr(cls, "guard", {}), cls.__qualname__)
@@ -240,7 +271,7 @@ def serve(channel: Channel, end: WorkerEnd) -> None:
     exit_code = 0
     while True:
         try:
-            command = channel.receive(math.inf)
+            command = worker.receive(math.inf)
         except EOFError:
             return  # The parent is gone or has given this generation up.
         if isinstance(command, Exit):
