@@ -13,8 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import arms, ordered, results, tables
-from benchmarks.comparison import LEFT_OUT, QUICK_SUITES, SUITES, Comparison, run_suite
+from benchmarks import arms, ordered, plots, published, results, sweeps, tables
+from benchmarks.comparison import (
+    ANY_WORLD_SIZE,
+    LEFT_OUT,
+    QUICK_SUITES,
+    SUITES,
+    Comparison,
+    run_suite,
+)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -35,8 +42,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--arms",
         choices=arms.ALL_ARMS,
         nargs="+",
-        default=arms.SUITE_ARMS,
-        help=f"default: {' '.join(arms.SUITE_ARMS)}",
+        default=arms.ALL_ARMS,
+        help="default: all of them; torch is its own continuous class",
     )
     parser.add_argument(
         "--order",
@@ -48,7 +55,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out",
         type=Path,
         metavar="DIR",
-        help="write results.json (every raw time) and results.md there, as runs end",
+        help="write results.json (every raw time) and results.md there, as runs end, and plots "
+        "at the end",
+    )
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        default=arms.WORLD_SIZE,
+        metavar="N",
+        help=f"ranks of each suite (default: %(default)s); another number runs those suites whose "
+        f"tests do not depend on it: {', '.join(ANY_WORLD_SIZE)}",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: suites that choose by themselves take GPUs, where there is one for each rank "
+        "(default: cpu, which hides them)",
+    )
+    parser.add_argument(
+        "--sweeps",
+        action=argparse.BooleanOptionalAction,
+        help="also measure cost by number of tests, and cost and memory by number of ranks "
+        "(default: unless --quick, --suite or --world-size is given)",
     )
     parsed = parser.parse_args(arguments)
     if parsed.out is not None:
@@ -60,9 +89,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--out: {parsed.out} cannot be written to: {error}")
     if parsed.repeat < 1:
         parser.error("--repeat: give 1 or more")
+    if parsed.world_size < 2:
+        parser.error("--world-size: give 2 or more")
+    if parsed.device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < parsed.world_size:
+            parser.error(
+                f"--device cuda: {parsed.world_size} ranks need as many GPUs, and torch sees "
+                f"{torch.cuda.device_count()}"
+            )
+    fitting: Sequence[str] = SUITES
+    if parsed.world_size != arms.WORLD_SIZE:
+        fitting = ANY_WORLD_SIZE
+        unfit = [suite for suite in parsed.suite or () if suite not in fitting]
+        if unfit:
+            parser.error(f"--world-size: written for {arms.WORLD_SIZE} ranks: {', '.join(unfit)}")
+    if parsed.sweeps is None:
+        whole = parsed.suite is None and fitting is SUITES
+        parsed.sweeps = whole and not parsed.quick
     if parsed.quick:
         parsed.repeat = 1
-    parsed.suite = parsed.suite or (QUICK_SUITES if parsed.quick else SUITES)
+    quick = parsed.quick and fitting is SUITES
+    parsed.suite = parsed.suite or (QUICK_SUITES if quick else fitting)
     return parsed
 
 
@@ -72,6 +121,8 @@ def measure(
     repeat: int,
     order: str,
     note: Callable[[], None],
+    world_size: int = arms.WORLD_SIZE,
+    accelerators: bool = False,
 ) -> None:
     """Run everything, the arms in turn, with a line for each run; ``note`` is called after each."""
     plan = [(s, a) for _ in range(repeat) for s in suites for a in comparison.arms]
@@ -79,7 +130,7 @@ def measure(
         left = comparison.seconds_left(plan[number - 1 :])
         about = f", about {left / 60:.1f} min left" if left is not None else ""
         print(f"[{number}/{len(plan)}{about}] {suite}.py on {arm} ...", end=" ", flush=True)
-        run = run_suite(suite, arm, order)
+        run = run_suite(suite, arm, order, world_size, accelerators)
         comparison.runs.append(run)
         outcomes = list(run.outcomes.values())
         left_out = f", {outcomes.count(LEFT_OUT)} {LEFT_OUT}" if LEFT_OUT in outcomes else ""
@@ -88,10 +139,37 @@ def measure(
         note()
 
 
-def report(comparison: Comparison) -> int:
-    """Print the table and whatever is wrong; how much is."""
+def sweep(
+    points: list[sweeps.Point], of_arms: Sequence[str], repeat: int, note: Callable[[], None]
+) -> list[str]:
+    """Run the sweeps, with a line for each file; what went wrong."""
+    problems = []
+    jobs = list(sweeps.plan(of_arms)) * repeat
+    for number, job in enumerate(jobs, 1):
+        tests = "1 test" if job.count == 1 else f"{job.count} tests"
+        print(f"[sweep {number}/{len(jobs)}] {tests} on {job.world_size} ranks", end=" ")
+        print(f"on {job.arm} ...", end=" ", flush=True)
+        try:
+            point = sweeps.measure(job)
+        except sweeps.SweepError as error:
+            print("failed", flush=True)
+            problems.append(str(error))
+            continue
+        points.append(point)
+        print(f"{point.seconds:.1f} s", flush=True)
+        note()
+    return problems
+
+
+def report(comparison: Comparison, points: Sequence[sweeps.Point] = ()) -> int:
+    """Print the tables and whatever is wrong; how much is."""
     if comparison.runs:
         print(f"\n{tables.render(*comparison.table())}\n")
+    ratios = comparison.ratios(arms.NONE)
+    if ratios:
+        print(f"{published.NOTE}\n\n{published.table(ratios)}\n")
+    if points:
+        print(f"{sweeps.report(points)}\n")
     problems = list(comparison.problems())
     for problem in problems:
         print(problem)
@@ -105,21 +183,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status."""
     parsed = parse(arguments)
     comparison = Comparison(list(dict.fromkeys(parsed.arms)))
+    points: list[sweeps.Point] = []
+    failed: list[str] = []
     interrupted = False
+    if parsed.out is not None and (lacking := plots.missing()):
+        print(lacking)
     began = time.monotonic()
 
     def note() -> None:
         if parsed.out is not None:
-            results.write(parsed.out, comparison, arguments or sys.argv[1:])
+            results.write(parsed.out, comparison, points, arguments or sys.argv[1:])
 
     try:
         note()
-        measure(comparison, parsed.suite, parsed.repeat, parsed.order, note)
+        measure(
+            comparison,
+            parsed.suite,
+            parsed.repeat,
+            parsed.order,
+            note,
+            parsed.world_size,
+            parsed.device != "cpu",
+        )
+        if parsed.sweeps:
+            failed = sweep(points, comparison.arms, parsed.repeat, note)
     except KeyboardInterrupt:
         interrupted = True
         print("interrupted: what was measured so far follows")
-    problems = report(comparison)
-    print(f"{len(comparison.runs)} runs in {time.monotonic() - began:.0f} s")
+    problems = report(comparison, points) + len(failed)
+    for problem in failed:
+        print(problem)
+    if parsed.out is not None and not plots.missing():
+        drawn = plots.draw(parsed.out, comparison, points)
+        results.write(parsed.out, comparison, points, arguments or sys.argv[1:], drawn)
+    print(f"{len(comparison.runs) + len(points)} runs in {time.monotonic() - began:.0f} s")
     if interrupted:
         return 130
     return 1 if problems else 0

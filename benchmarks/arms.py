@@ -20,11 +20,8 @@ GROUP = "group"
 #: torch's own continuous class, which takes the place of some of the stock ones.
 TORCH = "torch"
 
-#: What a suite runs on unless told: stock, and reused workers at each isolation level.
-SUITE_ARMS = (STOCK, NONE, GROUP, PROCESS)
-
-#: What a suite can run on.
-ALL_ARMS = (STOCK, NONE, GROUP, PROCESS, TORCH)
+#: What a suite can run on, and does unless told.
+ALL_ARMS = (STOCK, TORCH, NONE, GROUP, PROCESS)
 
 #: What a skip on the torch arm says where a test was never meant to run there.
 LEFT_OUT = "left out on torch: "
@@ -39,8 +36,12 @@ _TORCH_CLASSES = {
     ),
 }
 
-#: torch's own classes have a rank for each device unless told; stock's have four on a CPU.
-_WORLD_SIZE = 4
+#: Ranks of a suite unless told. Stock's classes have as many on a CPU, torch's own a rank for each
+#: device.
+WORLD_SIZE = 4
+
+#: Says how many ranks a suite's process is to have.
+_WORLD_SIZE_VARIABLE = "BENCH_WORLD_SIZE"
 
 
 def current() -> str:
@@ -48,10 +49,16 @@ def current() -> str:
     return os.environ.get(VARIABLE, NONE)
 
 
-def environment(arm: str) -> Mapping[str, str]:
-    """This process's environment, for a process that is to run on ``arm``."""
+def world_size() -> int:
+    """How many ranks this process's suite has."""
+    return int(os.environ.get(_WORLD_SIZE_VARIABLE, WORLD_SIZE))
+
+
+def environment(arm: str, world_size: int = WORLD_SIZE) -> Mapping[str, str]:
+    """This process's environment, for a process that is to run on ``arm`` with so many ranks."""
     environ = {name: value for name, value in os.environ.items() if name != _ISOLATION}
     environ[VARIABLE] = arm
+    environ[_WORLD_SIZE_VARIABLE] = str(world_size)
     if arm in (GROUP, PROCESS):
         environ[_ISOLATION] = arm
     return environ
@@ -59,13 +66,16 @@ def environment(arm: str) -> Mapping[str, str]:
 
 def on_arm(stock: Any) -> Any:
     """What a class derives from in place of ``stock``: on the stock arm, ``stock`` itself."""
+    members: dict[str, Any] = {"__module__": __name__}
+    if world_size() != WORLD_SIZE:
+        members["world_size"] = world_size()
     if current() == STOCK:
-        return stock
+        return type(stock.__name__, (stock,), members) if "world_size" in members else stock
     if current() == TORCH:
         return _on_torch(stock)
     from torchcontinuous import ContinuousMixin
 
-    return type(stock.__name__, (ContinuousMixin, stock), {"__module__": __name__})
+    return type(stock.__name__, (ContinuousMixin, stock), members)
 
 
 def not_on_torch(reason: str) -> Callable[[Any], Any]:
@@ -82,5 +92,5 @@ def _on_torch(stock: Any) -> Any:
         replaced = type(stock.__name__, (stock,), {"__module__": __name__})
         return not_on_torch(f"it has no class in place of {stock.__name__}")(replaced)
     theirs = getattr(import_module(module), name)
-    members = {"__module__": __name__, "world_size": _WORLD_SIZE}
+    members = {"__module__": __name__, "world_size": world_size()}
     return type(stock.__name__, (theirs,), members)

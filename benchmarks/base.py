@@ -1,4 +1,4 @@
-"""The bases of suites and probes: 4 gloo ranks, in stock style, on the arm's own class."""
+"""The bases of suites and probes: 4 gloo ranks unless told, stock style, on the arm's own class."""
 
 # mypy: allow-subclassing-any
 
@@ -24,7 +24,7 @@ _Base: Any = MultiProcContinuousTest if CLASS_STYLE else arms.on_arm(MultiProces
 class GroupTest(_Base):
     """A class whose tests make a process group of their own, where none stands already."""
 
-    world_size = 4
+    world_size = arms.world_size()
 
     @classmethod
     def backend_str(cls) -> str:

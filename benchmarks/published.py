@@ -70,6 +70,13 @@ PUBLISHED = (
 )
 
 
+#: What has to be said beside the table.
+NOTE = (
+    'Published figures, measured on GPUs, beside ours at level "none", from a CPU: only ratios can '
+    "be compared."
+)
+
+
 def table(ratios: dict[str, float]) -> str:
     """The published measurements beside the ratios that were measured here.
 

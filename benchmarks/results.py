@@ -8,12 +8,13 @@ import platform
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks import arms, published, tables
+from benchmarks import arms, plots, published, sweeps, tables
 from benchmarks.comparison import Comparison
 
 
@@ -44,8 +45,14 @@ def _processor() -> str:
     return next(names, platform.machine())
 
 
-def write(folder: Path, comparison: Comparison, arguments: Sequence[str]) -> None:
-    """Write both files, of whatever was measured so far."""
+def write(
+    folder: Path,
+    comparison: Comparison,
+    points: Sequence[sweeps.Point],
+    arguments: Sequence[str],
+    drawn: Sequence[str] = (),
+) -> None:
+    """Write both files, of whatever was measured so far; ``drawn`` are names of plots."""
     folder.mkdir(parents=True, exist_ok=True)
     about = machine()
     runs = [
@@ -60,9 +67,10 @@ def write(folder: Path, comparison: Comparison, arguments: Sequence[str]) -> Non
         for run in comparison.runs
     ]
     command = shlex.join(["python", "-m", "benchmarks", *arguments])
-    data = {"command": command, "machine": about, "runs": runs}
+    swept = [asdict(point) for point in points]
+    data = {"command": command, "machine": about, "runs": runs, "sweeps": swept}
     _replace(folder / "results.json", json.dumps(data, indent=1) + "\n")
-    _replace(folder / "results.md", as_markdown(comparison, about, command))
+    _replace(folder / "results.md", as_markdown(comparison, points, about, command, drawn))
 
 
 def _replace(file: Path, text: str) -> None:
@@ -72,7 +80,13 @@ def _replace(file: Path, text: str) -> None:
     os.replace(new, file)
 
 
-def as_markdown(comparison: Comparison, about: dict[str, Any], command: str) -> str:
+def as_markdown(
+    comparison: Comparison,
+    points: Sequence[sweeps.Point],
+    about: dict[str, Any],
+    command: str,
+    drawn: Sequence[str] = (),
+) -> str:
     """The table, what it was measured on, and what others published."""
     parts = [
         f"`{command}`, {about['time']}: {about['processor']}, {about['cores']} cores, "
@@ -80,12 +94,10 @@ def as_markdown(comparison: Comparison, about: dict[str, Any], command: str) -> 
         f"torch {about['torch']}.",
         tables.render(*comparison.table()) if comparison.runs else "Nothing was measured.",
         *(f"- {problem}" for problem in comparison.problems()),
+        *([sweeps.report(points)] if points else []),
+        *(f"![{name}]({name}.{plots.FORMATS[0]})" for name in drawn),
     ]
     ratios = comparison.ratios(arms.NONE)
     if ratios:
-        parts += [
-            'Published figures, measured on GPUs, beside ours at level `"none"`, from a CPU: only '
-            "ratios can be compared.",
-            published.table(ratios),
-        ]
+        parts += [published.NOTE, published.table(ratios)]
     return "\n\n".join(parts) + "\n"

@@ -15,11 +15,20 @@ from benchmarks import (
     comparison,
     ordered,
     overhead,
+    plots,
     published,
     results,
+    sweeps,
     tables,
 )
-from benchmarks.comparison import QUICK_SUITES, SUITES, Comparison, SuiteRun, read_outcomes
+from benchmarks.comparison import (
+    ANY_WORLD_SIZE,
+    QUICK_SUITES,
+    SUITES,
+    Comparison,
+    SuiteRun,
+    read_outcomes,
+)
 from benchmarks.processes import ROOT
 
 
@@ -157,8 +166,12 @@ def test_order_is_checked():
 def test_options():
     parsed = benchmarks.__main__.parse(["--quick"])
     assert (parsed.suite, parsed.repeat) == (QUICK_SUITES, 1)
-    assert parsed.arms == arms.SUITE_ARMS
-    assert benchmarks.__main__.parse([]).suite == SUITES
+    assert parsed.arms == arms.ALL_ARMS
+    assert not parsed.sweeps
+    parsed = benchmarks.__main__.parse([])
+    assert (parsed.suite, parsed.sweeps) == (SUITES, True)
+    parsed = benchmarks.__main__.parse(["--world-size", "2"])
+    assert (parsed.suite, parsed.sweeps) == (ANY_WORLD_SIZE, False)
     chosen = ["--suite", "tensor_parallel", "--arms", "torch", "--order", "reversed"]
     parsed = benchmarks.__main__.parse(chosen)
     assert (parsed.suite, parsed.arms, parsed.order) == (["tensor_parallel"], ["torch"], "reversed")
@@ -194,6 +207,10 @@ def test_bad_options_are_told():
         ["--repeat", "0"],
         ["--suite", "nothing"],
         ["--order", "up"],
+        ["--world-size", "1"],
+        ["--world-size", "2", "--suite", "ddp"],
+        ["--device", "cuda", "--world-size", "1000"],
+        ["--device", "tpu"],
     ):
         with pytest.raises(SystemExit) as caught:
             benchmarks.__main__.main(command)
@@ -227,16 +244,74 @@ def test_results_are_written(tmp_path):
     ]  # fmt: skip
     compared = Comparison([arms.STOCK, arms.NONE], runs)
     assert compared.ratios(arms.NONE) == {"wrap": 40.0}
-    results.write(tmp_path / "new" / "folder", compared, ["--suite", "wrap"])
+    results.write(tmp_path / "new" / "folder", compared, POINTS, ["--suite", "wrap"])
     data = json.loads((tmp_path / "new" / "folder" / "results.json").read_text())
     assert [run["seconds"] for run in data["runs"]] == [90.0, 2.0, 110.0, 3.0]
     assert data["machine"]["cores"] >= 1
+    assert [point["job"]["world_size"] for point in data["sweeps"]] == [4, 4, 16]
     assert data["command"] == "python -m benchmarks --suite wrap"
     text = (tmp_path / "new" / "folder" / "results.md").read_text()
     assert "100.0 (90.0-110.0)" in text
     assert "| test_wrap.py" in text
+    assert "1000 tests: the first hundred took 2.00 ms each, the last hundred 3.00" in text
     assert "wrap 40.0x" in text
     assert "only ratios can be compared" in " ".join(text.split())
+
+
+POINTS = [
+    sweeps.Point(sweeps.Job(sweeps.BY_TESTS, arms.NONE, 4, 1), 4.0, (0.1,), None),
+    sweeps.Point(
+        sweeps.Job(sweeps.BY_TESTS, arms.NONE, 4, 1000),
+        6.0,
+        (0.1, *[0.002] * 500, *[0.003] * 499),
+        None,
+    ),
+    sweeps.Point(
+        sweeps.Job(sweeps.BY_WORLD_SIZE, arms.NONE, 16, 3), 5.0, (0.2, 0.01, 0.03), 300_000_000
+    ),
+]
+
+
+def test_sweeps():
+    jobs = list(sweeps.plan([arms.STOCK, arms.NONE]))
+    assert max(job.count for job in jobs if job.arm == arms.STOCK) == 10
+    assert {job.world_size for job in jobs if job.kind == sweeps.BY_WORLD_SIZE} == {2, 4, 8, 16}
+    assert sweeps.curve(POINTS, sweeps.BY_TESTS, arms.NONE, "seconds") == {1: 4.0, 1000: 6.0}
+    assert sweeps.curve(POINTS, sweeps.BY_WORLD_SIZE, arms.NONE, "test_seconds") == {16: 0.02}
+    text = sweeps.report(POINTS)
+    assert [cell.strip() for cell in text.splitlines()[-3].split("|")[1:-1]] == ["16", "300"]
+
+
+@pytest.mark.parametrize("kind", [sweeps.BY_TESTS, sweeps.BY_WORLD_SIZE])
+def test_a_sweep_measures(kind, suites):
+    count = 3
+    point = sweeps.measure(sweeps.Job(kind, arms.NONE, 2, count))
+    assert len(point.tests) == count
+    assert 0 < sum(point.tests) < point.seconds
+    if kind == sweeps.BY_WORLD_SIZE:
+        assert 1e6 < point.memory < 5e9
+    suites.assert_nothing_left()
+
+
+def test_a_sweep_that_fails_is_told(monkeypatch):
+    monkeypatch.setattr(sweeps, "TIMEOUT", 0.01)
+    with pytest.raises(sweeps.SweepError, match="3 tests on 2 ranks on none: not done"):
+        sweeps.measure(sweeps.Job(sweeps.BY_TESTS, arms.NONE, 2, 3))
+
+
+def test_plots(tmp_path):
+    pytest.importorskip("matplotlib")
+    run = SuiteRun("wrap", arms.NONE, 0, 2.0, {"T.test": "ok"}, "")
+    for points, names in ((POINTS, ["suites", "tests", "world_size", "memory"]), ([], ["suites"])):
+        folder = tmp_path / str(len(points))
+        folder.mkdir()
+        assert plots.draw(folder, Comparison([arms.NONE], [run]), points) == names
+        files = sorted(f"{name}.{suffix}" for name in names for suffix in plots.FORMATS)
+        assert sorted(file.name for file in folder.iterdir()) == files
+        assert all(file.stat().st_size > 1000 for file in folder.iterdir())
+    drawn = (tmp_path / "3" / "suites.svg").read_bytes()
+    plots.draw(tmp_path / "3", Comparison([arms.NONE], [run]), POINTS)
+    assert (tmp_path / "3" / "suites.svg").read_bytes() == drawn
 
 
 def test_published_figures():
