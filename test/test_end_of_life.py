@@ -183,10 +183,25 @@ def test_a_fork_of_the_parent_leaves_the_workers_alone(suites):
 
             def test_1(self): self.init(); dist.barrier()
             def test_2(self): self.init(); dist.barrier()
+
+        class Style(MultiProcContinuousTest):
+            world_size = 2
+            @classmethod
+            def backend_str(cls): return "gloo"
+            def setUp(self):
+                super().setUp()
+                pid = os.fork()
+                if pid == 0:
+                    import atexit
+                    atexit._run_exitfuncs()
+                    os._exit(0)
+                assert os.waitpid(pid, 0)[1] == 0
+            def test_3(self): dist.barrier(); self.assertTrue(os.path.exists(self.rdvz_file))
+            def test_4(self): dist.barrier(); self.assertTrue(os.path.exists(self.rdvz_file))
         """
     )
     run = suites.pytest("test_it.py", "-p", "no:faulthandler")
-    assert list(run.outcomes().values()).count("passed") == 2, run.output
+    assert list(run.outcomes().values()).count("passed") == 4, run.output
     suites.assert_nothing_left()
 
 

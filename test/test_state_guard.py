@@ -705,17 +705,6 @@ def test_a_probe_that_raises_is_reported(suite, monkeypatch):
     assert {(leak.after, leak.restored) for leak in leaks} == {("ValueError: no such thing", False)}
 
 
-def test_a_deleted_working_directory(suite, monkeypatch, tmp_path):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    guard = Guard(suite.TestIt, only(suite, "cwd"))
-    guard.begin()
-    folder.rmdir()
-    (leak,) = guard.end()
-    assert not leak.restored
-
-
 def test_reading_a_configuration_is_no_leak(suite):
     guard = Guard(suite.TestIt, only(suite, "configs"))
     for name in torch._dynamo.config._config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pickle
 import selectors
 import shutil
@@ -128,6 +129,7 @@ class Generation:
         #: Ranks that wait for every other to ask for a default process group.
         self._wanted: dict[int, tuple[Member, GroupWanted]] = {}
         self._folder: str | None = None
+        self._pid = os.getpid()
         for member in self.members:
             self._waiter.add(member.channel.connection, (member, "channel"))
             self._waiter.add(member.process.sentinel, (member, "sentinel"))
@@ -344,5 +346,6 @@ class Generation:
         self._waiter.close()
         for member in self.members:
             member.close()
-        if self._folder is not None:
+        # A fork of the parent closes what it was left, and the folder is not its own.
+        if self._folder is not None and os.getpid() == self._pid:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -125,6 +125,10 @@ class Matrix(Base):
     def body(self):
         store = dist.FileStore(self.file_name, WORLD_SIZE)
         dist.init_process_group("gloo", rank=self.rank, world_size=WORLD_SIZE, store=store)
+        # A rank that ends before a peer has connected to it fails that peer's init, by chance, on
+        # stock as well: the moment is after every rank's.
+        store.set(f"connected/{self.rank}", "")
+        store.wait([f"connected/{rank}" for rank in range(WORLD_SIZE)])
         self.strike("collective", self.rank)
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
