@@ -55,6 +55,7 @@ def test_the_parent_is_killed_during_a_test(suites, number, method):
     while left() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left() == []
+    assert [file for file in suites.temp.iterdir() if "torchcontinuous" in file.name] == []
 
 
 def test_a_nursery_whose_parent_ended_before_it_began_ends_at_once(suites):

@@ -336,7 +336,12 @@ def test_sub_groups_and_meshes_end_with_their_test(suites):
     assert_passed(run, 102)
     noted = notes(suites)
     for what in ("descriptors", "threads", "groups", "pid"):
-        assert noted["test_010"][what] == noted["test_099"][what], what
+        # gloo closes its sockets a little later than asked: one test may see one more.
+        early, late = (
+            min(noted[f"test_{number:03}"][what] for number in numbers)
+            for numbers in (range(10, 20), range(90, 100))
+        )
+        assert early == late, what
     run = suites.pytest("test_it.py::TestUnderTest", "-k", "test_1 or test_2")
     assert set(run.outcomes().values()) == {"passed"}, run.output[-5000:]
     assert "StateLeakWarning" in run.output

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import selectors
-import shutil
 import sys
 import tempfile
 import time
@@ -128,7 +127,9 @@ class Generation:
         self._waiter = _Waiter()
         #: Ranks that wait for every other to ask for a default process group.
         self._wanted: dict[int, tuple[Member, GroupWanted]] = {}
-        self._folder: str | None = None
+        self._rendezvous: str | None = None
+        self._store: str | None = None
+        self._store_memory: int | None = None
         self._pid = os.getpid()
         for member in self.members:
             self._waiter.add(member.channel.connection, (member, "channel"))
@@ -162,11 +163,26 @@ class Generation:
         imports = (started.reads for started in self._started.values())
         return self._crew.fits(environ) and all(_context.fits(reads, environ) for reads in imports)
 
-    def folder(self) -> str:
-        """Where process groups that outlive a test meet; it lives as long as the generation."""
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="torchcontinuous-")
-        return self._folder
+    def rendezvous_file(self) -> str:
+        """The file by which a class-style group meets; it lives as long as the generation."""
+        if self._rendezvous is None:
+            descriptor, self._rendezvous = tempfile.mkstemp(prefix="torchcontinuous-")
+            os.close(descriptor)
+        return self._rendezvous
+
+    def store_file(self) -> str:
+        """The file of the store by which ranks make the default groups that are kept.
+
+        On Linux in memory, and this process's own: it is gone with it, however that ends.
+        """
+        if self._store is None:
+            if sys.platform == "linux":
+                self._store_memory = os.memfd_create("torchcontinuous-store")
+                self._store = f"/proc/{self._pid}/fd/{self._store_memory}"
+            else:
+                descriptor, self._store = tempfile.mkstemp(prefix="torchcontinuous-")
+                os.close(descriptor)
+        return self._store
 
     def send(self, job: Job, sequence: int, context: ProcessContext) -> None:
         """Have every rank run a test."""
@@ -183,7 +199,8 @@ class Generation:
             job.style,
             job.keywords,
             None if context == self.context else context,
-            self.folder() if job.style == "class" or job.level == "none" else None,
+            self.rendezvous_file() if job.style == "class" else None,
+            self.store_file() if job.level == "none" else None,
             self.kept_group if job.level == "none" else None,
             job.fresh,
             _settings.verbose(),
@@ -346,6 +363,13 @@ class Generation:
         self._waiter.close()
         for member in self.members:
             member.close()
-        # A fork of the parent closes what it was left, and the folder is not its own.
-        if self._folder is not None and os.getpid() == self._pid:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        files = [self._rendezvous]
+        if self._store_memory is None:
+            files.append(self._store)
+        else:
+            os.close(self._store_memory)
+            self._store_memory = None
+        # A fork of the parent closes what it was left, but the files are not its own.
+        for file in filter(None, files if os.getpid() == self._pid else ()):
+            with contextlib.suppress(OSError):
+                os.remove(file)

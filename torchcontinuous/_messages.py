@@ -63,7 +63,8 @@ class Run:
     """Run one test. ``context`` is None where it is the same as for the test before.
 
     ``kept_group`` is the number of the default process groups that may still be handed out, None
-    where the test has to have one of its own; groups that outlive a test meet in ``folder``.
+    where the test has to have one of its own. Groups that outlive a test meet in files: the kept
+    ones in ``store_file``, a class-style class's own in ``rendezvous_file``.
     ``last``: the worker runs no other test after it.
     ``guard_first``: the report is to hold all that the state guard finds, though the parent could
     go on without the part that is put back.
@@ -77,7 +78,8 @@ class Run:
     style: Style = "stock"
     keywords: Mapping[str, Any] = field(default_factory=dict)
     context: ProcessContext | None = None
-    folder: str | None = None
+    rendezvous_file: str | None = None
+    store_file: str | None = None
     kept_group: int | None = None
     last: bool = False
     guard_first: bool = False

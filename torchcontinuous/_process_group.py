@@ -79,7 +79,7 @@ class GroupKeeper:
     _kept: _Kept | None = None
     _made: int = 0
     _agreed: int = 0
-    _folder: str | None = None
+    _store_file: str | None = None
     _store: Any = None
     #: Groups that the last test left: a peer may still be connecting to them, so that they are let
     #: go of when every rank has finished the test.
@@ -194,8 +194,8 @@ class GroupKeeper:
         if self._store is None:
             # A store of the pool's: the kept group must not hold a test's port or file. No rank is
             # its server, as one may end while others still meet.
-            assert self._folder is not None
-            self._store = dist.FileStore(os.path.join(self._folder, "kept"), -1)
+            assert self._store_file is not None
+            self._store = dist.FileStore(self._store_file, -1)
         self._store.set_timeout(timeout)
         self._made += 1
         given["store"] = dist.PrefixStore(f"group{self._made}", self._store)
@@ -258,10 +258,10 @@ class GroupKeeper:
 
     # Around a test
 
-    def begin(self, good: int | None, folder: str | None) -> None:
+    def begin(self, good: int | None, store_file: str | None) -> None:
         """Before a test. ``good`` is the number of the kept groups that ranks may go on with; with
-        None each group is made, and destroyed, as the test says. In ``folder`` they meet."""
-        self._folder = folder
+        None each group is made, and destroyed, as the test says. They meet in ``store_file``."""
+        self._store_file = store_file
         self._left = []
         self.used_kept = False
         self.made = self.reused = 0

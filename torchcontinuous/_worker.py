@@ -181,13 +181,12 @@ class _Worker:
 
     def _prepare(self, cls: Any, command: Run) -> None:
         """Have process groups and guard ready, just before a test."""
-        self._groups.begin(command.kept_group, command.folder)
+        self._groups.begin(command.kept_group, command.store_file)
         self._meshes.install()
         if command.style == "class":
-            assert command.folder is not None
+            assert command.rendezvous_file is not None
             rank, world_size = self._start.rank, self._start.world_size
-            file = os.path.join(command.folder, "class")
-            self._class_group.ensure(cls, rank, world_size, file)
+            self._class_group.ensure(cls, rank, world_size, command.rendezvous_file)
             self._groups.stand(command.sequence, sys.modules[cls.__module__])
             self._meshes.keep_those_there()
         settings = check_settings(getattr(cls, "guard", {}), cls.__qualname__)
