@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 
 def test_a_time_out_shows_where_each_rank_was(suites):
     """Also of a rank that is blocked in a C++ collective."""
@@ -192,3 +194,54 @@ def test_no_gloo_in_the_build(suites):
     assert time.monotonic() - began < 60
     assert "needs the backend 'gloo', which this build of torch lacks" in run.output
     assert "test_it.Test" in run.cases["test_gloo"].text
+
+
+def test_where_the_peers_of_a_failed_rank_were(suites):
+    suites.write(
+        """
+        class Test(Spawning):
+            def test_fails(self):
+                self.init()
+                if self.rank == 1:
+                    self.fail("on purpose")
+                dist.all_reduce(torch.ones(1))
+        """
+    )
+    run = suites.pytest("test_it.py")
+    text = run.cases["test_fails"].text
+    peer = "was killed only because a peer failed, when it waited in all_reduce (test_it.py:"
+    assert f"rank 0 {peer}" in text, run.output
+    assert "in test_fails" in text.split(peer, 1)[1]
+    suites.assert_nothing_left()
+
+
+@pytest.mark.parametrize("runner", ["unittest", "pytest"])
+def test_a_signal_tells_where_the_ranks_are(suites, runner):
+    suites.write(
+        """
+        import signal
+
+        class Test(Spawning):
+            def test_1(self):
+                self.init()
+                if self.rank == 1:
+                    time.sleep(1)
+                    pid = int(os.environ["TC_PARENT"])
+                    os.kill(pid, signal.SIGUSR1)
+                    time.sleep(3)
+                dist.all_reduce(torch.ones(1))
+            def setUp(self):
+                os.environ["TC_PARENT"] = str(os.getpid())
+                super().setUp()
+        """
+    )
+    arguments = ["test_it"]
+    if runner == "pytest":
+        arguments = ["-p", "torchcontinuous.pytest_plugin", "test_it.py"]
+    run = suites.python("-m", runner, *arguments)
+    assert run.code == 0, run.output
+    assert "Test.test_1 has run for" in run.output
+    assert "rank 1 at test_it.py:" in run.output
+    assert "waited in all_reduce (test_it.py:" in run.output
+    assert "s after it was last heard of" in run.output
+    suites.assert_nothing_left()

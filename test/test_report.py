@@ -1,5 +1,6 @@
 """The merge of ranks' reports into one verdict, by stock's rules."""
 
+import dataclasses
 import signal
 
 import pytest
@@ -10,6 +11,7 @@ from torchcontinuous._report import (
     Outcome,
     RankReport,
     describe_exit,
+    describe_running,
     merge,
     name_ranks,
 )
@@ -65,6 +67,33 @@ def test_killed_peer_is_told_apart_and_not_blamed():
     assert verdict.outcome is Outcome.FAILED
     assert verdict.ranks == (1,)
     assert "rank 0 was killed only because a peer failed" in verdict.text
+
+
+STACK = """Current thread 0x00007f (most recent call first):
+  File "/x/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
+  File "/home/me/test_x.py", line 41 in test_1
+"""
+
+
+def test_where_a_killed_peer_was_is_told():
+    killed = dataclasses.replace(report(0, None, Ending.KILLED), stack=STACK, silent=1.26)
+    verdict = merged(killed, report(1, 10, failure=ASSERTION))
+    assert verdict.ranks == (1,)
+    told = (
+        "rank 0 was killed only because a peer failed, when it waited in all_reduce (test_x.py:41)"
+    )
+    assert told in verdict.text
+    assert "rank 0 was at, 1.3 s after it was last heard of:\nCurrent thread" in verdict.text
+
+
+def test_a_test_that_runs_is_described():
+    running = dataclasses.replace(report(0, None, Ending.TIMED_OUT), stack=STACK, silent=3.0)
+    reports = [running, report(1, 0), report(2, -9, Ending.DIED), report(3, 77)]
+    text = describe_running("test_x.Test.test_1", reports, {77: "why"}, 4.2)
+    assert text.startswith("test_x.Test.test_1 has run for 4.2 s.")
+    assert "rank 0 waited in all_reduce (test_x.py:41); ranks 1, 3 had finished the test" in text
+    assert "rank 2 died with SIGKILL" in text
+    assert text.count(" was at, ") == 1
 
 
 def test_death_beside_an_assertion_is_an_error_that_names_the_signal():

@@ -122,6 +122,9 @@ class Generation:
         self._jobs: dict[int, Job] = {}
         #: Which of its default process groups may still be handed out.
         self.kept_group = 0
+        #: When each rank last wrote or reported something, on time.monotonic()'s clock.
+        self._heard_at: dict[int, float] = {}
+        self.sent_at = 0.0
         #: Ranks that wait for every other's body to end.
         self._waiting: dict[int, Member] = {}
         self._waiter = _Waiter()
@@ -209,6 +212,8 @@ class Generation:
         self.tests.append(job.test_name)
         self._jobs[sequence] = job
         data = pickle.dumps(run)
+        self.sent_at = time.monotonic()
+        self._heard_at = dict.fromkeys(range(self.world_size), self.sent_at)
         for member in self.members:
             with contextlib.suppress(ChannelError):  # Dead: its sentinel tells.
                 member.channel.send_bytes(data)
@@ -220,7 +225,9 @@ class Generation:
                 self._receive(member, math.inf)  # It is there: no need to wait for it.
             elif what == "sentinel":
                 self._bury(member)
-            elif not what.drain():
+            elif what.drain():
+                self._heard_at[member.rank] = time.monotonic()
+            else:
                 self._waiter.remove(what)
         if self._waiting:
             self._let_tear_down()
@@ -239,6 +246,7 @@ class Generation:
             # it does not end by itself, it is killed with the generation.
             self._waiter.remove(member.channel.connection)
             return
+        self._heard_at[member.rank] = time.monotonic()
         if isinstance(message, Passed):
             message = message.finished()
         if isinstance(message, Started) and message.generation == self.number:
@@ -303,6 +311,15 @@ class Generation:
 
     def _heard(self) -> tuple[int, ...]:
         return len(self.reports), len(self._started), len(self.late_leaks), len(self._waiting)
+
+    def silent(self, rank: int) -> float:
+        """Seconds since a rank last wrote or reported something, or was sent its test."""
+        return time.monotonic() - self._heard_at.get(rank, self.sent_at)
+
+    @property
+    def job(self) -> Job | None:
+        """The test that it was sent last."""
+        return self._jobs.get(self.sequence)
 
     def lost(self) -> bool:
         """Whether a rank's end cannot be judged, since the nursery died with it."""

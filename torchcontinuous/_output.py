@@ -114,6 +114,11 @@ class Capture:
             self.descriptor = -1
 
 
+#: The descriptor for what must not wait until a test has ended: a runner that captures what tests
+#: write puts its own copy of the real one here.
+terminal = 2
+
+
 def redirect(stdout: int, stderr: int) -> None:
     """In a worker: let descriptors 1 and 2, to which Python's streams write, be these."""
     flush()

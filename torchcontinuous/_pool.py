@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from torchcontinuous import _context
+from torchcontinuous import _context, _report
 from torchcontinuous._counts import counts
 from torchcontinuous._generation import EXIT_SECONDS, Generation, Job
 from torchcontinuous._launcher import Launcher
@@ -257,11 +257,8 @@ class Pool:
     def _give_up(generation: Generation, ending: Ending) -> None:
         """Report on the ranks that have not, and kill them."""
         late = generation.unfinished
-        stacks = generation.stacks(late) if ending is Ending.TIMED_OUT else {}
-        for member in late:
-            generation.reports[member.rank] = RankReport(
-                member.rank, ending, None, used_up=ending.value, stack=stacks.get(member.rank, "")
-            )
+        for report in _look(generation, ending):
+            generation.reports[report.rank] = report
         generation.kill(late)
 
     @staticmethod
@@ -293,6 +290,25 @@ class Pool:
         if self._state is not State.BUSY or generation is None:
             return None
         return generation if generation.sequence == ticket.sequence else None
+
+    def describe(self, skips: Mapping[int, str]) -> str | None:
+        """Where the ranks of the test that runs now are, with their stacks; None if none runs."""
+        generation = self._generation
+        if self._state is not State.BUSY or generation is None or generation.job is None:
+            return None
+        dead = {
+            rank: RankReport(rank, Ending.DIED, code)
+            for rank, code in generation.dead.items()
+            if rank not in generation.reports
+        }
+        running = {report.rank: report for report in _look(generation, Ending.TIMED_OUT)}
+        reports = {**running, **dead, **generation.reports}
+        return _report.describe_running(
+            generation.job.test_id,
+            [reports[rank] for rank in sorted(reports)],
+            skips,
+            time.monotonic() - generation.sent_at,
+        )
 
     def report_of(self, ticket: Ticket, rank: int) -> RankReport | None:
         """A rank's report so far, without waiting for it; one made for it if it is dead."""
@@ -380,6 +396,24 @@ class Pool:
         self._end(EXIT_SECONDS)
         self._move(State.CLOSED)
         return self._late_output
+
+
+def _look(generation: Generation, ending: Ending) -> list[RankReport]:
+    """A report, of this ending, on each rank that has given none: where it is, if it answers."""
+    late = generation.unfinished
+    silent = {member.rank: generation.silent(member.rank) for member in late}
+    stacks = generation.stacks(late)
+    return [
+        RankReport(
+            rank,
+            ending,
+            None,
+            used_up=ending.value,
+            stack=stacks.get(rank, ""),
+            silent=seconds,
+        )
+        for rank, seconds in silent.items()
+    ]
 
 
 def _may_keep_group(reports: Sequence[RankReport]) -> bool:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
+import threading
 import unittest
+from types import FrameType
 from typing import Any
 
-from torchcontinuous import _devices, _launcher, _leaks, _output, _settings
+from torchcontinuous import _devices, _launcher, _leaks, _output, _settings, _torch_api
 from torchcontinuous._counts import counts
 from torchcontinuous._messages import ClassReference
 from torchcontinuous._pool import Pool
 from torchcontinuous.errors import ConfigurationError, UnreachableClassError
+
+#: Has the parent write where the ranks of the running test are. c10 uses SIGUSR2 itself.
+REPORT_SIGNAL = getattr(signal, "SIGUSR1", None)
 
 
 class Pools:
@@ -31,6 +38,7 @@ class Pools:
             atexit.register(self._finish)  # Before the launcher's: registered after it.
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self.forget)
+            self._answer_signal()
         of_class = self._pools.get(cls)
         if of_class is None:
             of_class = self._pools[cls] = {}
@@ -39,6 +47,21 @@ class Pools:
         if world_size not in of_class:
             of_class[world_size] = Pool(starter)
         return of_class[world_size]
+
+    def _answer_signal(self) -> None:
+        """Have SIGUSR1 tell where the ranks are, unless it means something here already."""
+        if REPORT_SIGNAL is None or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(REPORT_SIGNAL) is signal.SIG_DFL:
+            signal.signal(REPORT_SIGNAL, self._tell_where_the_ranks_are)
+
+    def _tell_where_the_ranks_are(self, number: int, frame: FrameType | None) -> None:
+        skips = _torch_api.test_skips()
+        pools = [pool for of_class in self._pools.values() for pool in of_class.values()]
+        pages = filter(None, (pool.describe(skips) for pool in pools))
+        text = "\n".join(pages) or "torchcontinuous: no test runs now.\n"
+        with contextlib.suppress(OSError):
+            os.write(_output.terminal, text.encode(errors="backslashreplace"))
 
     def close(self, cls: type) -> None:
         """End a class's workers, and pass on what they wrote since their last test."""

@@ -44,7 +44,8 @@ class RankReport:
     ``exit_code`` is what stock's process would have ended with; None while it has not.
     ``pipe`` holds what the test sent, pickled, through the pipe that stock hands to ``_run``.
     ``used_up`` says why the worker must not run another test, or is None.
-    ``stack`` is the rank's Python stack at the time-out, if it could still answer.
+    ``stack`` is the Python stack of a rank that had not ended, if it could still answer; ``silent``
+    the seconds since it last wrote or reported something.
     ``group`` is how the process group that outlives tests came out of it, ``leaks`` what the test
     left changed; both only where the worker may run another test.
     ``refused``: the test was not run, since an earlier one has used the worker up.
@@ -58,6 +59,7 @@ class RankReport:
     pipe: tuple[bytes, ...] = ()
     used_up: str | None = None
     stack: str = ""
+    silent: float | None = None
     group: GroupState | None = None
     leaks: tuple[Leak, ...] = ()
     refused: bool = False
@@ -186,7 +188,9 @@ def _what_happened(report: RankReport) -> str:
     """One line on a rank that did not end well."""
     who = f"rank {report.rank}"
     if report.ending is Ending.KILLED:
-        return f"{who} was killed only because a peer failed"
+        place = _hang.place_of(report.stack)
+        where = f", when it {str(place).replace('at ', 'was at ', 1)}" if place is not None else ""
+        return f"{who} was killed only because a peer failed{where}"
     if report.exit_code is None:
         return f"{who} did not answer"
     if report.failure is not None:
@@ -224,14 +228,30 @@ def _failed(
         if report.ending is Ending.TIMED_OUT:
             # Stock's own sentence: suites look for it.
             sentence = f"Process {report.rank} terminated or timed out after {elapsed} seconds"
-            stack = report.stack and _hang.own_part(report.stack)
-            stack = stack or "(no Python stack: the rank did not answer)"
-            parts.append(f"{sentence}\nrank {report.rank} was at:\n{stack}")
+            parts.append(f"{sentence}\n{_stack_part(report)}")
+        elif report.ending is Ending.KILLED and report.stack:
+            parts.append(f"{_what_happened(report)}\n{_stack_part(report)}")
         elif report.failure is None and (report.exit_code != 0 or report in failing):
             parts.append(_what_happened(report))
     assertion = all(r.failure is not None and r.failure.is_assertion for r in failing)
     outcome = Outcome.FAILED if assertion else Outcome.ERROR
     return Verdict(outcome, "\n\n".join(part.rstrip() for part in parts) + "\n", ranks)
+
+
+def _stack_part(report: RankReport) -> str:
+    stack = report.stack and _hang.own_part(report.stack)
+    stack = stack or "(no Python stack: the rank did not answer)"
+    silent = "" if report.silent is None else f", {report.silent:.1f} s after it was last heard of"
+    return f"rank {report.rank} was at{silent}:\n{stack}"
+
+
+def describe_running(
+    title: str, reports: Sequence[RankReport], skips: Mapping[int, str], elapsed: float
+) -> str:
+    """A page on a test that still runs; ranks that do, have the ending TIMED_OUT."""
+    parts = [f"{title} has run for {elapsed:.1f} s.", _where(reports, skips)]
+    parts += [_stack_part(r) for r in reports if r.ending is Ending.TIMED_OUT]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def _where(reports: Sequence[RankReport], skips: Mapping[int, str]) -> str:

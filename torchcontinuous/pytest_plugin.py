@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from torchcontinuous import _order, _settings, _summary
+from torchcontinuous import _order, _output, _settings, _summary
 from torchcontinuous._counts import Counts, counts
 from torchcontinuous._summary import Outcomes
 from torchcontinuous._version import __version__
@@ -76,6 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     if option.continuous_compare:
         return
+    # Capturing is off here, and on while tests run.
+    _output.terminal = os.dup(2)
     if option.continuous:
         if option.continuous_isolation:
             os.environ[_settings.ISOLATION] = option.continuous_isolation
