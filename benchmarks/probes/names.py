@@ -8,3 +8,5 @@ TESTS = "BENCH_TESTS"
 GROUPS = "BENCH_GROUPS"
 #: A file that a last test is to write the memory held to.
 MEMORY = "BENCH_MEMORY"
+#: Seed, number of tests and of classes of a soak.
+SOAK = "BENCH_SOAK"
