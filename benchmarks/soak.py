@@ -30,6 +30,9 @@ from benchmarks.probes.names import SOAK
 #: what was under way when it was looked at.
 _MAY_GROW_BY = {"memory": 0.1}
 
+#: Seconds that a test may take: one that hangs costs it twice, as it runs again.
+_TIMEOUT = 2
+
 _KIND = re.compile(r"^test_\d+_(\w+)$")
 
 
@@ -85,7 +88,7 @@ def grew(name: str, first: float, last: float) -> bool:
     return last > first * (1 + _MAY_GROW_BY.get(name, 0.0))
 
 
-class _Result(unittest.TestResult):
+class Result(unittest.TestResult):
     """Compares every outcome with what the test's kind says."""
 
     def __init__(self) -> None:
@@ -123,11 +126,13 @@ class _Result(unittest.TestResult):
         super().stopTest(test)
 
 
-def run(tests: int, classes: int, seed: int) -> tuple[_Result, list[Sample]]:
+def run(tests: int, classes: int, seed: int) -> tuple[Result, list[Sample]]:
     """Run the soak in this process, with a line now and then."""
-    result, samples = _Result(), []
+    result, samples = Result(), []
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         os.environ["TMPDIR"] = tempfile.tempdir = name
+        # torch reads it on import.
+        os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(_TIMEOUT)
         os.environ[SOAK] = f"{seed},{tests},{classes}"
         # What tests write is not looked at here.
         with open(os.devnull, "w") as nowhere:

@@ -18,6 +18,7 @@ from benchmarks import (
     plots,
     published,
     results,
+    soak,
     sweeps,
     tables,
 )
@@ -29,6 +30,7 @@ from benchmarks.comparison import (
     SuiteRun,
     read_outcomes,
 )
+from benchmarks.probes import soaked
 from benchmarks.processes import ROOT
 
 
@@ -312,6 +314,56 @@ def test_plots(tmp_path):
     drawn = (tmp_path / "3" / "suites.svg").read_bytes()
     plots.draw(tmp_path / "3", Comparison([arms.NONE], [run]), POINTS)
     assert (tmp_path / "3" / "suites.svg").read_bytes() == drawn
+
+
+def test_a_soak_is_made_from_its_seed():
+    def names(seed):
+        made = soaked.make(seed, 100, 7)
+        assert len(made) == 7
+        return [f"{c}.{t}" for c in made for t in vars(made[c]) if t.startswith("test_")]
+
+    assert len(names(1)) == 100
+    assert names(1) == names(1) != names(2)
+
+
+def test_what_grew_in_a_soak_is_found():
+    def sample(**more):
+        return soak.Sample(**{**dict.fromkeys(vars(flat), 100), **more})
+
+    flat = soak.Sample(100, 100, 100, 100, 100)
+    for more, found in (
+        ({}, []), ({"memory": 109}, []), ({"memory": 112}, ["memory"]),
+        ({"descriptors": 101}, ["descriptors"]), ({"files": 101, "threads": 99}, ["files"]),
+    ):  # fmt: skip
+        rows = soak.growth([*[flat] * 6, sample(**more), sample(**more)])
+        assert [row[0] for row in rows if soak.grew(*row)] == found
+
+
+def test_a_wrong_verdict_of_a_soak_is_found():
+    class Soak(unittest.TestCase):
+        def test_0000_noop(self):
+            self.fail("not as expected")
+
+        def test_0001_fail(self):
+            self.fail("as expected")
+
+        def test_0002_skip(self):
+            pass
+
+    result = soak.Result()
+    unittest.defaultTestLoader.loadTestsFromTestCase(Soak).run(result)
+    assert [wrong.partition(": ")[2] for wrong in result.wrong] == [
+        "failed, expected passed\nnot as expected",
+        "passed, expected skipped",
+    ]
+    assert result.count == 3
+
+
+def test_soak(suites):
+    run = suites.python("-m", "benchmarks.soak", "--tests=40", "--classes=4", "--seed=3")
+    assert run.code == 0, run.output
+    assert "40 tests, 0 verdicts wrong" in run.output
+    suites.assert_nothing_left()
 
 
 def test_published_figures():

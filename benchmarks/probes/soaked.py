@@ -15,7 +15,6 @@ import sys
 import time
 import unittest
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,9 +23,6 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 from benchmarks.probes.names import SOAK
 from torchcontinuous import ContinuousMixin
-
-#: Seconds that a test may take: those that hang cost twice that, as they run again.
-TIMEOUT = 3
 
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 
@@ -160,7 +156,6 @@ def make(seed: int, tests: int, classes: int) -> dict[str, type]:
         members: dict[str, Any] = {
             "__module__": __name__,
             "size": chance.choice([2, 2, 3, 4]),
-            "timeout": timedelta(seconds=TIMEOUT),
         }
         for place, kind in enumerate(chance.choices(kinds, weights, k=count)):
             body = KINDS[kind][0]
