@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def missing() -> str | None:
 
 def draw(folder: Path, comparison: Comparison, points: Sequence[sweeps.Point]) -> list[str]:
     """Draw whatever was measured; the names of the plots, each there in every format."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     drawn = []
@@ -53,11 +55,9 @@ def draw(folder: Path, comparison: Comparison, points: Sequence[sweeps.Point]) -
                 figure.savefig(folder / f"{name}.{suffix}", dpi=120, metadata=metadata)
             drawn.append(name)
 
-    import matplotlib
-
     matplotlib.rcParams["svg.hashsalt"] = "torchcontinuous"
     count = len({run.suite for run in comparison.runs})
-    plot("suites", lambda axes: _suites(axes, comparison), max(6.0, 0.8 * count + 2))
+    plot("suites", partial(_suites, comparison=comparison), max(6.0, 0.8 * count + 2))
     for name, kind, what, unit, label in (
         ("tests", sweeps.BY_TESTS, "seconds", 1.0, "seconds of the file"),
         ("world_size", sweeps.BY_WORLD_SIZE, "test_seconds", 1.0, "seconds for one more test"),
@@ -66,8 +66,14 @@ def draw(folder: Path, comparison: Comparison, points: Sequence[sweeps.Point]) -
         x_label = "no-op tests in a file" if kind == sweeps.BY_TESTS else "ranks"
         plot(
             name,
-            lambda axes, k=kind, w=what, u=unit, x=x_label, y=label: _curves(  # type: ignore[misc]
-                axes, points, k, w, u, x, y
+            partial(
+                _curves,
+                points=points,
+                kind=kind,
+                what=what,
+                unit=unit,
+                x_label=x_label,
+                y_label=label,
             ),
             6.5,
         )

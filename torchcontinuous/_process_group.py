@@ -63,12 +63,12 @@ class GroupKeeper:
 
     All ranks have to decide alike whether they use the kept group: the parent compares their
     ``GroupState`` after each test and tells them, by a number, which group is still good; within a
-    test they agree, by ``agree(key, seconds)``, before they use it.
+    test they agree, by ``agree(number, key, seconds)``, before they use it.
     """
 
     rank: int
     world_size: int
-    agree: Callable[[str, float], bool]
+    agree: Callable[[int, str, float], bool]
     made: int = 0
     reused: int = 0
     used_kept: bool = False
@@ -248,7 +248,7 @@ class GroupKeeper:
 
         self._agreed += 1
         try:
-            return self.agree(key, timeout.total_seconds())
+            return self.agree(self._agreed, key, timeout.total_seconds())
         except TimeoutError:
             milliseconds = int(timeout.total_seconds() * 1000)
             raise dist.DistStoreError(

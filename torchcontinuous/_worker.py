@@ -96,7 +96,6 @@ class _Worker:
         self._class_group = ClassGroup()
         self._groups = GroupKeeper(start.rank, start.world_size, self._agree)
         self._meshes = Meshes()
-        self._agreements = 0
         self._guard: Guard | None = None
         self._strict_probes: frozenset[str] = frozenset()
         self._import_error: BaseException | None = None
@@ -154,17 +153,17 @@ class _Worker:
         self._met = answer.run
         return self._met
 
-    def _agree(self, key: str, seconds: float) -> bool:
+    def _agree(self, number: int, key: str, seconds: float) -> bool:
         """Wait for every rank's test to ask for a default process group; whether for the same.
+        ``number`` tells this worker's questions apart.
 
         Raises:
             TimeoutError: not every rank came within ``seconds``.
         """
         # In any other thread, the main one may read the channel meanwhile.
         waits = threading.current_thread() is threading.main_thread()
-        self._agreements += 1
-        generation, number = self._start.generation, self._agreements
-        self._channel.send(GroupWanted(generation, self._sequence, number, key if waits else None))
+        wanted = key if waits else None
+        self._channel.send(GroupWanted(self._start.generation, self._sequence, number, wanted))
         if not waits:
             return False
         answer = self.receive(time.monotonic() + seconds, number)

@@ -78,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     # Capturing is off here, and on while tests run.
     _output.terminal = os.dup(2)
+    config.add_cleanup(_close_terminal)
     if option.continuous:
         if option.continuous_isolation:
             os.environ[_settings.ISOLATION] = option.continuous_isolation
@@ -155,6 +156,11 @@ class _Run:
         order = self._config.option.continuous_order
         for line in _summary.lines(self._outcomes, self._adopted, order):
             terminalreporter.line(line.replace("(--base)", "(--continuous-base)"))
+
+
+def _close_terminal() -> None:
+    copy, _output.terminal = _output.terminal, 2
+    os.close(copy)
 
 
 def _is_xdist_worker(config: pytest.Config) -> bool:
