@@ -42,8 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--arms",
         choices=arms.ALL_ARMS,
         nargs="+",
-        default=arms.ALL_ARMS,
-        help="default: all of them; torch is its own continuous class",
+        help="default: all of them, less torch (its own continuous class) with --quick",
     )
     parser.add_argument(
         "--order",
@@ -110,6 +109,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parsed.sweeps = whole and not parsed.quick
     if parsed.quick:
         parsed.repeat = 1
+    if parsed.arms is None:
+        parsed.arms = [arm for arm in arms.ALL_ARMS if not (parsed.quick and arm == arms.TORCH)]
     quick = parsed.quick and fitting is SUITES
     parsed.suite = parsed.suite or (QUICK_SUITES if quick else fitting)
     return parsed
@@ -166,8 +167,8 @@ def report(comparison: Comparison, points: Sequence[sweeps.Point] = ()) -> int:
     if comparison.runs:
         print(f"\n{tables.render(*comparison.table())}\n")
     ratios = comparison.ratios(arms.NONE)
-    if ratios:
-        print(f"{published.NOTE}\n\n{published.table(ratios)}\n")
+    if any(ratios.keys() & set(one.comparable) for one in published.PUBLISHED):
+        print(f"{published.NOTE}\n\n{published.table(ratios, all_of_them=False)}\n")
     if points:
         print(f"{sweeps.report(points)}\n")
     problems = list(comparison.problems())

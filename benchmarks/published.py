@@ -77,15 +77,18 @@ NOTE = (
 )
 
 
-def table(ratios: dict[str, float]) -> str:
+def table(ratios: dict[str, float], all_of_them: bool = True) -> str:
     """The published measurements beside the ratios that were measured here.
 
     Args:
         ratios: by suite, how many times less it took here.
+        all_of_them: also those of which no suite of the kind was measured here.
     """
     rows = []
     for one in PUBLISHED:
         ours = [f"{suite} {ratios[suite]:.1f}x" for suite in one.comparable if suite in ratios]
+        if not ours and not all_of_them:
+            continue
         rows.append(
             [
                 one.what,

@@ -168,10 +168,11 @@ def test_order_is_checked():
 def test_options():
     parsed = benchmarks.__main__.parse(["--quick"])
     assert (parsed.suite, parsed.repeat) == (QUICK_SUITES, 1)
-    assert parsed.arms == arms.ALL_ARMS
+    assert parsed.arms == [arms.STOCK, arms.NONE, arms.GROUP, arms.PROCESS]
     assert not parsed.sweeps
     parsed = benchmarks.__main__.parse([])
     assert (parsed.suite, parsed.sweeps) == (SUITES, True)
+    assert parsed.arms == list(arms.ALL_ARMS)
     parsed = benchmarks.__main__.parse(["--world-size", "2"])
     assert (parsed.suite, parsed.sweeps) == (ANY_WORLD_SIZE, False)
     chosen = ["--suite", "tensor_parallel", "--arms", "torch", "--order", "reversed"]
@@ -371,6 +372,8 @@ def test_published_figures():
     assert ratios["core DTensor"] == 12.7
     assert ratios["FSDP, freezing weights"] == 31.4
     assert all(set(one.comparable) <= set(SUITES) for one in published.PUBLISHED)
+    assert published.table({"wrap": 40.0}, all_of_them=False).count("\n") == 2
+    assert published.table({"wrap": 40.0}).count("\n") == len(published.PUBLISHED) + 1
 
 
 def test_estimate():
